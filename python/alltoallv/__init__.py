@@ -62,7 +62,7 @@ def _absent(package: str, name: str) -> Exception:
         homes += ["alltoallv"] if name in _HOMES else []
     where = ": it is in " + " and ".join(filter(None, [", ".join(homes[:-1]), *homes[-1:]])) if homes else ""
     meant = [] if homes or name.startswith("_") else get_close_matches(name, sys.modules[package].__all__, 1, 0.8)
-    where += "".join(f": did you mean {one!r}?" for one in meant)
+    where += "".join(f": did you mean {match!r}?" for match in meant)
     if where and sys._getframe(2).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
         return ImportError(f"cannot import name {name!r} from {package!r}{where}", name=package)
     return AttributeError(f"module {package!r} has no attribute {name!r}{where}", name=name)

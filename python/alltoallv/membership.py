@@ -194,7 +194,7 @@ def meet(
     options: _core.CommunicatorOptions,
     connect_all: Callable[[], _core.Communicator],
     epoch: int = -1,
-    known: Sequence[int] = (),
+    processes: Sequence[int] = (),
 ) -> _core.Communicator:
     """Returns the communicator of all ranks of a job in which lost ranks are replaced; one that is usable as it is.
 
@@ -204,15 +204,15 @@ def meet(
     Args:
         connect_all: Lets all ranks meet, with ``options``.
         epoch: That of the communicator in which this process has been before; -1: none.
-        known: The numbers of the ranks' processes that must not end meanwhile, by rank; 0: of those who may.
+        processes: The numbers of the ranks' processes that must not end meanwhile, by rank; 0: of those who may.
 
     Raises:
-        PeerLostError: one of ``known`` has ended.
+        PeerLostError: one of ``processes`` has ended.
         CommTimeoutError: some numbers have not come; the message names them.
     """
     deadline, patience = time.monotonic() + options.timeout, max(options.warn_after, _PATIENCE)
     while True:
-        options.processes = [*known] or [0] * job.size  # those who were lost come as others
+        options.processes = [*processes] or [0] * job.size  # those who were lost come as others
         left = deadline - time.monotonic()
         options.join_timeout = min(patience, max(left, 0.001))
         try:
@@ -267,8 +267,8 @@ def epoch_of(comm: Communicator, function: str) -> int:
 
 def ranks_here(comm: Communicator) -> list[int]:
     """Returns the ranks of a communicator that are on the host of this one."""
-    places = [process >> 32 for process in comm.core.processes]
-    return [rank for rank, place in enumerate(places) if place == places[comm.rank]]
+    hosts = [process >> 32 for process in comm.core.processes]
+    return [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
 
 
 def newcomers(comm: Communicator, n: int) -> list[dict[str, str]]:
@@ -301,9 +301,9 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
     options = comm.options()
     options.rank, options.size = job.rank, job.size
     connect_all = between_hosts if job.several_hosts else on_this_host
-    known = [*(comm.core.processes or [0] * comm.size), *[0] * n]
+    processes = [*(comm.core.processes or [0] * comm.size), *[0] * n]
     # One less, so that it has the epoch of this one; newcomers have been in none.
-    core = meet(job, options, lambda: connect_all(job, options), comm.epoch - 1, known)
+    core = meet(job, options, lambda: connect_all(job, options), comm.epoch - 1, processes)
     comm.grown += 1
     if comm.job is not None and comm.job.size == comm.size:
         grown.announce(comm.job, comm.domain, job)

@@ -64,13 +64,13 @@ class _Call(NamedTuple):
     def again(self) -> None:
         """Calls the operator on what its memory holds now."""
         results = tree_leaves(self.operator(*self.args, **self.kwargs))
-        for place, target in self.fresh:
-            if results[place].shape != target.shape:
+        for index, target in self.fresh:
+            if results[index].shape != target.shape:
                 raise RuntimeError(
-                    f"{self.operator.name()} gives {tuple(results[place].shape)} in a replay of an NPUGraph, "
+                    f"{self.operator.name()} gives {tuple(results[index].shape)} in a replay of an NPUGraph, "
                     f"expected {tuple(target.shape)} as when captured"
                 )
-            target.copy_(results[place])
+            target.copy_(results[index])
         if self.operator.namespace in ("c10d", "alltoallv"):
             torch.npu.synchronize()  # there is no handle to wait for
 
@@ -139,7 +139,7 @@ class _Recorder(modes.TorchDispatchMode):
         if _is_on_host(func, args, kwargs):
             return func(*args, **kwargs)  # no stream gets any work
         _check(func, args, kwargs)
-        given = {_address(tensor) for tensor in _tensors((args, kwargs))}
+        inputs = {_address(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
         call = func, _as_it_is(args), _as_it_is(kwargs)
@@ -151,9 +151,9 @@ class _Recorder(modes.TorchDispatchMode):
             with self._calling(func.namespace == "c10d"):
                 results = func(*args, **kwargs)
         fresh = [
-            (place, leaf.detach())
-            for place, leaf in enumerate(tree_leaves(results))
-            if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
+            (index, leaf.detach())
+            for index, leaf in enumerate(tree_leaves(results))
+            if isinstance(leaf, torch.Tensor) and _address(leaf) not in inputs
         ]
         self._made.update((_address(tensor), tensor) for _, tensor in fresh)
         seen = len(self.calls) > before or (of_program and _is_in_python(func))  # all that it does is recorded
@@ -202,8 +202,8 @@ class _Recorder(modes.TorchDispatchMode):
         address = _address(tensor)
         if address and address not in self._made and address not in self._before:
             storage = tensor.untyped_storage()
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._before[address] = whole, whole.clone()
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._before[address] = memory, memory.clone()
 
     def restore(self) -> None:
         """Gives memory from before the capture its old values. From then on nothing of the capture is on any stream."""
@@ -310,9 +310,9 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     if func.namespace == "c10d":
         return _tensors((args, kwargs))
     arguments = func._schema.arguments
-    given = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
+    by_name = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
     written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
-    return _tensors([value for name, value in given.items() if name in written])
+    return _tensors([value for name, value in by_name.items() if name in written])
 
 
 def _computes(func: Any, fresh: bool) -> bool:
@@ -411,7 +411,7 @@ def _update_end(stream: Any) -> None:
     _below_others(lambda: recorder.__exit__(None, None, None))
     recorder.restore()
     calls = recorder.group(0)
-    names = [[call.operator for call in one] for one in (handle, calls)]
+    names = [[call.operator for call in recorded] for recorded in (handle, calls)]
     if names[0] != names[1]:
         raise RuntimeError(f"an update of an NPUGraph calls {names[1]}, expected {names[0]} as when captured")
     handle[:] = [new._replace(fresh=old.fresh) for old, new in zip(handle, calls, strict=True)]

@@ -41,8 +41,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     if memory is None:
         memory = _memory[tensor.dtype] = _all_memory(tensor.dtype)
     address = tensor.data_ptr()  # 0 if the tensor is empty
-    place = (address - _LOWEST) // tensor.itemsize if address else 0
-    view = memory.as_strided(tensor.size(), tensor.stride(), place).data  # .data: versions of its own for autograd
+    offset = (address - _LOWEST) // tensor.itemsize if address else 0
+    view = memory.as_strided(tensor.size(), tensor.stride(), offset).data  # .data: versions of its own for autograd
     if tensor.is_conj():
         view = view.conj()
     return torch._neg_view(view) if tensor.is_neg() else view
@@ -92,7 +92,7 @@ def _to_host(value: Any, views: _Pairs, asked: list[torch.device], places: set[t
         views.append((view, value))
         return view
     if kind is tuple or kind is list:
-        return kind([_to_host(one, views, asked, places) for one in value])
+        return kind([_to_host(item, views, asked, places) for item in value])
     if kind is torch.device and value.type == "npu":
         asked.append(value if value.index is not None else torch.device("npu", torch.npu.current_device()))
         return _CPU
@@ -110,19 +110,19 @@ def _from_host(value: Any, views: _Pairs, device: torch.device) -> Any:
         return to_npu(value, device)
     kind = type(value)
     if kind is tuple or kind is list:
-        return kind([_from_host(one, views, device) for one in value])
-    return tree_map(lambda one: _from_host(one, views, device), value) if isinstance(value, tuple) else value
+        return kind([_from_host(item, views, device) for item in value])
+    return tree_map(lambda item: _from_host(item, views, device), value) if isinstance(value, tuple) else value
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
     """Returns the CPU generator that draws for an npu generator; it starts anew when that is seeded or gets a state."""
     state = generator.get_state()  # seed and offset, 8 bytes each
     seed, offset = state.view(torch.int64).tolist()
-    known = _generators.get(id(generator))
-    if known is None or known[1] != (seed, offset):
+    cached = _generators.get(id(generator))
+    if cached is None or cached[1] != (seed, offset):
         host = torch.Generator().manual_seed((seed + offset) % 2**63)
     else:
-        host = known[0]
+        host = cached[0]
     state.view(torch.int64)[1] = offset + 4  # so that a later set_seed or set_state is noticed
     generator.set_state(state)
     _generators[id(generator)] = host, (seed, offset + 4)
@@ -181,7 +181,7 @@ def on_host(operator: Any, function: Callable[..., Any] | None = None) -> Callab
 
 def _empty_like_out(target: Any) -> Any:
     if isinstance(target, (list, tuple)):
-        return [_empty_like_out(one) for one in target]
+        return [_empty_like_out(item) for item in target]
     return torch.empty(0, dtype=target.dtype)
 
 

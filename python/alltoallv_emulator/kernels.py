@@ -41,8 +41,8 @@ class InterpretedKernels:
 
         @functools.wraps(kernel)
         def run(*args: Any, **kwargs: Any) -> Any:
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-            device = given[0].device
+            tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+            device = tensors[0].device
             synchronize(device)
             overflows = kernel(*map(_to_host, args), **{name: _to_host(x) for name, x in kwargs.items()})
             return None if overflows is None else overflows.to(device)

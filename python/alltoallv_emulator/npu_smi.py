@@ -71,7 +71,7 @@ def _pair() -> list[str]:
     return name.split("_") if "_" in name else []
 
 
-def _table(found: Sequence[Chip]) -> Iterator[str]:
+def _table(all_chips: Sequence[Chip]) -> Iterator[str]:
     def row(*cells: str) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, (25, 13, 50), strict=True)) + " |"
 
@@ -83,29 +83,29 @@ def _table(found: Sequence[Chip]) -> Iterator[str]:
     yield row("NPU   Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)")
     yield row("Chip  Phy-ID" if pair else "Chip", "Bus-Id", "AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)")
     yield thick
-    for chip in found:
+    for chip in all_chips:
         name = pair[0] if pair else soc().removeprefix("Ascend")
         yield row(f"{chip.npu:<6}{name}", "OK", "0.0         25                0    / 0")
-        place = f"{chip.number:<6}{chip.device}" if pair else f"{chip.number}"
-        yield row(place, chip.bus, f"0           0    / 0          {chip.used:<5}/ {chip.total}")
+        label = f"{chip.number:<6}{chip.device}" if pair else f"{chip.number}"
+        yield row(label, chip.bus, f"0           0    / 0          {chip.used:<5}/ {chip.total}")
         yield thick
     wide = f"+{'-' * 27}+{'-' * 15}+{'-' * 26}+{'-' * 25}+"
     yield wide
     yield "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |"
     yield wide.replace("-", "=")
-    for npu in sorted({chip.npu for chip in found}):
+    for npu in sorted({chip.npu for chip in all_chips}):
         yield f"| No running processes found in NPU {npu}".ljust(97) + "|"
         yield wide.replace("-", "=")
 
 
-def _mapping(found: Sequence[Chip]) -> Iterator[str]:
+def _mapping(all_chips: Sequence[Chip]) -> Iterator[str]:
     pair = _pair()
     names = ["NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if pair else []), "Chip Name"]
     yield "\t" + "".join(name.ljust(31) for name in names)
     name = pair[0] if pair else soc().replace("Ascend", "Ascend ")
-    for chip in found:
+    for chip in all_chips:
         numbers = [chip.npu, chip.number, chip.device, *([chip.device] if pair else [])]
-        yield "\t" + "".join(str(one).ljust(31) for one in (*numbers, name))
+        yield "\t" + "".join(str(cell).ljust(31) for cell in (*numbers, name))
 
 
 def _values(kind: str, chip: Chip, count: int) -> dict[str, object]:
@@ -133,22 +133,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("-i", type=int, dest="npu", help="the NPU")
     info.add_argument("-c", type=int, dest="chip", default=0, help="the chip of the NPU (0)")
     options = parser.parse_args(arguments)
-    found = list(chips())
+    all_chips = list(chips())
     if options.type:
-        mine = [chip for chip in found if chip.npu == options.npu]
-        chip = next((chip for chip in mine if chip.number == options.chip), None)
+        of_npu = [chip for chip in all_chips if chip.npu == options.npu]
+        chip = next((chip for chip in of_npu if chip.number == options.chip), None)
         if chip is None:
             print(f"npu-smi: there is no chip {options.chip} of NPU {options.npu}: give -i and -c", file=sys.stderr)
             return 1
-        lines = [f"\t{name.ljust(31)}: {value}" for name, value in _values(options.type, chip, len(mine)).items()]
+        lines = [f"\t{name.ljust(31)}: {value}" for name, value in _values(options.type, chip, len(of_npu)).items()]
     elif options.list:
-        npus = sorted({chip.npu for chip in found})
+        npus = sorted({chip.npu for chip in all_chips})
         lines = [f"\t{'Total Count'.ljust(31)}: {len(npus)}"]
         for npu in npus:
-            mine = [chip for chip in found if chip.npu == npu]
-            lines += ["", f"\t{'NPU ID'.ljust(31)}: {npu}", f"\t{'Chip Count'.ljust(31)}: {len(mine)}"]
+            of_npu = [chip for chip in all_chips if chip.npu == npu]
+            lines += ["", f"\t{'NPU ID'.ljust(31)}: {npu}", f"\t{'Chip Count'.ljust(31)}: {len(of_npu)}"]
     else:
-        lines = list(_mapping(found) if options.mapping else _table(found))
+        lines = list(_mapping(all_chips) if options.mapping else _table(all_chips))
     print("\n".join(lines))
     return 0
 

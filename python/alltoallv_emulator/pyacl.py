@@ -26,11 +26,11 @@ def library() -> ctypes.CDLL:
 
 def function(symbol: str, *parameters: Any) -> Callable[..., Any]:
     """Returns a function that takes what is no `Result`, and returns the results and ACL's code, or the code alone."""
-    given = sum(not isinstance(parameter, Result) for parameter in parameters)
+    input_count = sum(not isinstance(parameter, Result) for parameter in parameters)
 
     def call(*arguments: Any) -> Any:
-        if len(arguments) != given:
-            raise TypeError(f"{symbol} of pyACL takes {given} arguments, and {len(arguments)} are given")
+        if len(arguments) != input_count:
+            raise TypeError(f"{symbol} of pyACL takes {input_count} arguments, and {len(arguments)} are given")
         values, results, passed = iter(arguments), [], []
         for parameter in parameters:
             if isinstance(parameter, Result):

@@ -30,7 +30,7 @@ class Table:
         return " ".join(format(value, spec) for value, spec in cells).rstrip()
 
 
-def whole(head: Sequence[str], rows: Sequence[Sequence[Any]], align: str = ">") -> Iterator[str]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[Any]], align: str = ">") -> Iterator[str]:
     """Yields the lines of a table whose rows are all there: a column is as wide as its widest cell."""
     widths = [max(len(str(cell)) for cell in column) for column in zip(head, *rows, strict=True)]
     for cells in (head, *rows):

@@ -57,14 +57,14 @@ def tiling(device: torch.device) -> Tiling:
     return TILINGS.get(device.type, TILINGS["cuda"])
 
 
-def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
+def tile_for(spec: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
     """Returns rows and width of a tile; 0 rows mean that groups go piece by piece, ``width`` elements at a time."""
-    elements = fit.elements if how.bits == 8 else fit.packed_elements
-    width = triton.next_power_of_2(max(how.group_size, 2))
+    elements = fit.elements if spec.bits == 8 else fit.packed_elements
+    width = triton.next_power_of_2(max(spec.group_size, 2))
     rows = elements // max(width, fit.least_row)
     if fit.ragged:  # no more rows than a part has groups
-        return (min(rows, triton.next_power_of_2(how.groups(part))), width) if rows else (0, elements)
-    if width == how.group_size and rows >= 16:
+        return (min(rows, triton.next_power_of_2(spec.groups(part))), width) if rows else (0, elements)
+    if width == spec.group_size and rows >= 16:
         return rows, width
     return 0, min(max(width, fit.least_row), elements)
 
@@ -78,7 +78,7 @@ def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **consta
 
 def quantize(
     x: Tensor,
-    how: Quantization,
+    spec: Quantization,
     codes: Tensor,
     scales: Tensor,
     error: Tensor | None = None,
@@ -100,28 +100,28 @@ def quantize(
         return
     part = part or count
     fit = tiling(x.device)
-    rows, width = tile_for(how, part, fit)
+    rows, width = tile_for(spec, part, fit)
     feedback = error is not None
     parts = triton.cdiv(count, part)
-    kept, tensors = _scales(scales, how)
-    if how.format == "nvfp4":
-        tensors[:parts, 0] = _tensor_scale(x, error, part, how.group_size) if tensor is None else tensor
+    kept, tensors = _scales(scales, spec)
+    if spec.format == "nvfp4":
+        tensors[:parts, 0] = _tensor_scale(x, error, part, spec.group_size) if tensor is None else tensor
     pointers = (x, x if error is None else error, codes.view(torch.int8), kept)
     strides = (codes.stride(0), scales.stride(0))
     if rows:
         _launch(
-            _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, tensors,
-            count, part, *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, **_coded(how), FEEDBACK=feedback,
+            _quantize.quantize_groups, triton.cdiv(part, rows * spec.group_size) * parts, fit, *pointers, tensors,
+            count, part, *strides, GROUP=spec.group_size, ROWS=rows, WIDTH=width, **_coded(spec), FEEDBACK=feedback,
         )  # fmt: skip
     else:
         _launch(
-            _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part,
-            min(how.group_size, part), *strides, WIDTH=width, **_coded(how), FEEDBACK=feedback,
+            _quantize.quantize_pieces, spec.groups(part) * parts, fit, *pointers, count, part,
+            min(spec.group_size, part), *strides, WIDTH=width, **_coded(spec), FEEDBACK=feedback,
         )  # fmt: skip
 
 
 def dequantize_sum(
-    codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
+    codes: Tensor, scales: Tensor, spec: Quantization, out: Tensor, *, average: bool = False
 ) -> Tensor | None:
     """Adds sources in their order in float32 and rounds the sum to the dtype of ``out``.
 
@@ -132,26 +132,28 @@ def dequantize_sum(
     Returns:
         With ``overflow="raise"`` an int32 tensor that is 1 if a value did not fit, else 0; None otherwise.
     """
-    return _sums(codes, scales, how, out, len(codes), out.numel(), average)
+    return _sums(codes, scales, spec, out, len(codes), out.numel(), average)
 
 
-def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
+def dequantize(
+    codes: Tensor, scales: Tensor, spec: Quantization, out: Tensor, part: int | None = None
+) -> Tensor | None:
     """Dequantizes a vector from its parts, one per row, of ``part`` elements (the last may have fewer)."""
-    return _sums(codes, scales, how, out, 1, part or out.numel(), False)
+    return _sums(codes, scales, spec, out, 1, part or out.numel(), False)
 
 
 def _sums(
-    codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, sources: int, part: int, average: bool
+    codes: Tensor, scales: Tensor, spec: Quantization, out: Tensor, sources: int, part: int, average: bool
 ) -> Tensor | None:
     count = out.numel()
-    flag = _overflow_flag(how.overflow, out)
+    flag = _overflow_flag(spec.overflow, out)
     if count == 0:
         return flag
     fit = tiling(out.device)
-    rows, width = tile_for(how, part, fit)
+    rows, width = tile_for(spec, part, fit)
     parts = triton.cdiv(count, part)
     code_stride, scale_stride = codes.stride(0), scales.stride(0)
-    kept, tensors = _scales(scales, how)
+    kept, tensors = _scales(scales, spec)
     pointers = (
         codes.view(torch.int8),
         kept,
@@ -160,22 +162,22 @@ def _sums(
         _bits(out) if flag is None else flag,
     )
     constants = {
-        **_coded(how),
+        **_coded(spec),
         "AVERAGE": average,
         "DTYPE": DTYPES[out.dtype],
-        "OVERFLOW": OVERFLOWS[how.overflow],
+        "OVERFLOW": OVERFLOWS[spec.overflow],
     }
     places = (code_stride, scale_stride, sources, code_stride, scale_stride)
     if rows:
         _launch(
-            _dequantize.dequantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count,
-            part, *places, GROUP=how.group_size, ROWS=rows, WIDTH=width, **constants,
+            _dequantize.dequantize_groups, triton.cdiv(part, rows * spec.group_size) * parts, fit, *pointers, count,
+            part, *places, GROUP=spec.group_size, ROWS=rows, WIDTH=width, **constants,
         )  # fmt: skip
     else:
-        group = min(how.group_size, part)
+        group = min(spec.group_size, part)
         pieces = triton.cdiv(group, width)
         _launch(
-            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers[:2], *pointers[3:],
+            _dequantize.dequantize_pieces, spec.groups(part) * pieces * parts, fit, *pointers[:2], *pointers[3:],
             count, part, group,
             *places, WIDTH=width, **constants,
         )  # fmt: skip
@@ -185,7 +187,7 @@ def _sums(
 def requantize(
     codes: Tensor,
     scales: Tensor,
-    how: Quantization,
+    spec: Quantization,
     count: int,
     new_codes: Tensor,
     new_scales: Tensor,
@@ -203,31 +205,31 @@ def requantize(
     if count == 0:
         return
     fit = tiling(codes.device)
-    rows, width = tile_for(how, count, fit)
+    rows, width = tile_for(spec, count, fit)
     if not rows:
         total = torch.empty(count, dtype=torch.float32, device=codes.device)
         _sums(
             codes,
             scales,
-            Quantization(how.format, how.group_size, overflow="infinity"),
+            Quantization(spec.format, spec.group_size, overflow="infinity"),
             total,
             len(codes),
             count,
             average,
         )
-        quantize(total, how, new_codes, new_scales, error)
+        quantize(total, spec, new_codes, new_scales, error)
         return
-    (kept, tensors), (new_kept, new_tensors) = _scales(scales, how), _scales(new_scales, how)
-    if how.format == "nvfp4":
+    (kept, tensors), (new_kept, new_tensors) = _scales(scales, spec), _scales(new_scales, spec)
+    if spec.format == "nvfp4":
         total = tensors[0, 0].clone()
         for tensor in tensors[1:, 0]:
             total += tensor
         new_tensors[0, 0] = _limited(total / len(codes) if average else total)
     _launch(
-        _dequantize.requantize_groups, triton.cdiv(count, rows * how.group_size), fit, codes.view(torch.int8), kept,
+        _dequantize.requantize_groups, triton.cdiv(count, rows * spec.group_size), fit, codes.view(torch.int8), kept,
         tensors, len(codes), codes.stride(0), scales.stride(0), kept if error is None else error,
-        new_codes.view(torch.int8), new_kept, new_tensors, count, GROUP=how.group_size, ROWS=rows, WIDTH=width,
-        **_coded(how), AVERAGE=average, FEEDBACK=error is not None,
+        new_codes.view(torch.int8), new_kept, new_tensors, count, GROUP=spec.group_size, ROWS=rows, WIDTH=width,
+        **_coded(spec), AVERAGE=average, FEEDBACK=error is not None,
     )  # fmt: skip
 
 
@@ -281,21 +283,21 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
 
 
-def _coded(how: Quantization) -> dict[str, int]:
+def _coded(spec: Quantization) -> dict[str, int]:
     """Returns what a kernel needs to know about a format."""
-    row = _core.code_formats[how.format]
+    row = _core.code_formats[spec.format]
     alike = [(other.bits, other.mantissa, other.scale) for other in _core.code_formats.values()]
     first = alike.index((row.bits, row.mantissa, row.scale))
-    return {"BITS": how.bits, "FORMAT": first + _numbers.ROUNDS_UP * row.rounds_up}
+    return {"BITS": spec.bits, "FORMAT": first + _numbers.ROUNDS_UP * row.rounds_up}
 
 
-def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:
+def _scales(scales: Tensor, spec: Quantization) -> tuple[Tensor, Tensor]:
     """Returns the scales of groups and NVFP4's scale of all groups, which lies before them; otherwise the second is
     unused.
     """
-    if how.has_floats:
+    if spec.has_floats:
         return scales, scales
-    if how.format != "nvfp4":
+    if spec.format != "nvfp4":
         return scales.view(torch.int8), scales
     return scales[:, 4:].view(torch.int8), scales[:, :4].view(torch.float32)
 

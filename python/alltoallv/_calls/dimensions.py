@@ -140,20 +140,20 @@ def _dimension(name: str, value: Any, dims: int) -> int:
     return number % dims
 
 
-def _sizes(name: str, given: Any, size: int) -> list[int]:
+def _sizes(name: str, value: Any, size: int) -> list[int]:
     """Returns one size per rank; a number is the sum of sizes that are as equal as those of `chunks`."""
-    if (total := integer(given)) is not None and total >= 0:
+    if (total := integer(value)) is not None and total >= 0:
         return chunks(total, size)
     try:
-        sizes = [integer(each) for each in given]
+        sizes = [integer(each) for each in value]
     except TypeError:
         sizes = [None]
-    found = [each for each in sizes if each is not None and each >= 0]
-    if len(found) != len(sizes) or len(found) != size:
+    valid = [each for each in sizes if each is not None and each >= 0]
+    if len(valid) != len(sizes) or len(valid) != size:
         raise InvalidParamError(
-            f"{name} is {given!r}, expected {size} integers >= 0, one per rank, their sum, or None", id=1127
+            f"{name} is {value!r}, expected {size} integers >= 0, one per rank, their sum, or None", id=1127
         )
-    return found
+    return valid
 
 
 @dataclass(eq=False)

@@ -196,8 +196,8 @@ class Dispatching(ABC, Generic[A]):
 
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
         if unknown := sorted(options.keys() - RoutingOptions.__annotations__.keys()):
-            known = ", ".join(sorted(RoutingOptions.__annotations__))
-            raise TypeError(f"{type(self).__name__}() has no argument {unknown[0]!r}, expected some of {known}")
+            names = ", ".join(sorted(RoutingOptions.__annotations__))
+            raise TypeError(f"{type(self).__name__}() has no argument {unknown[0]!r}, expected some of {names}")
         self.active_ranks = options.pop("active_ranks", None)
         self.routing, self.group = Routing(num_experts, **options), group
         self._last = self.routing  # of the last call

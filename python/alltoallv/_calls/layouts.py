@@ -154,13 +154,13 @@ class Boxes:
 
     def index(self, rank: int) -> int | None:
         """Returns the place of a rank; None if it is not in the mesh."""
-        found = np.flatnonzero(self.ranks == rank)
-        return int(found[0]) if len(found) else None
+        indices = np.flatnonzero(self.ranks == rank)
+        return int(indices[0]) if len(indices) else None
 
     def of(self, i: int | None) -> list[int]:
         """Returns the boxes of the rank at place ``i``; none of None."""
-        found: list[int] = np.flatnonzero(self.owners == (-1 if i is None else i)).tolist()
-        return found
+        indices: list[int] = np.flatnonzero(self.owners == (-1 if i is None else i)).tolist()
+        return indices
 
     def shape(self, rank: int) -> tuple[int, ...] | None:
         """Returns the shape of a rank's part; None if it has none."""
@@ -188,13 +188,13 @@ class Boxes:
 
     def divided(self, dim: int, pieces: int, along: Ints, number: int) -> Boxes:
         """Returns the parts of ``number`` ranks, at the places ``along``, of each piece of a dimension of their own."""
-        whole, lengths = self.lengths[:, dim], self.lengths.copy()
+        extents, lengths = self.lengths[:, dim], self.lengths.copy()
         lengths[:, dim] = 0
-        stretch, owners, tables = -(-whole // pieces), [], []
+        stretch, owners, tables = -(-extents // pieces), [], []
         places, sizes = self.table[:, 2, dim], self.table[:, 1, dim] - self.table[:, 0, dim]
         for piece in range(pieces):
-            end = np.minimum(stretch * (piece + 1), whole)
-            part = -(-(end - np.minimum(stretch * piece, whole)) // number)
+            end = np.minimum(stretch * (piece + 1), extents)
+            part = -(-(end - np.minimum(stretch * piece, extents)) // number)
             low = np.minimum(stretch * piece + part * along, end)
             high = np.minimum(low + part, end)
             first, last = np.maximum(low[self.owners], places), np.minimum(high[self.owners], places + sizes)
@@ -215,11 +215,11 @@ def boxes(layout: Layout, shape: Sequence[int]) -> Boxes:
     lengths = np.tile(np.asarray(shape, np.int64), (layout.mesh.size, 1))
     table = np.stack([np.zeros_like(lengths), lengths, np.zeros_like(lengths)], 1)
     chosen = np.flatnonzero((lengths > 0).all(1))
-    found = Boxes(layout.mesh.reshape(-1), lengths, coordinates, chosen, table[chosen])
+    result = Boxes(layout.mesh.reshape(-1), lengths, coordinates, chosen, table[chosen])
     for along, number, placement in zip(coordinates, layout.mesh.shape, layout.placements, strict=True):
         if (parted := division(placement)) is not None:
-            found = found.divided(*parted, along, number)
-    return found
+            result = result.divided(*parted, along, number)
+    return result
 
 
 def numel(box: Slices) -> int:

@@ -32,7 +32,7 @@ class Move:
         op: The reduction of what comes, which has the target's shape, in the order ``terms`` of ranks; or "".
         shape_in, shape_out: Of the rank's source and target, None where it has none.
         share: Of a transposed move, whose boxes may overlap and are added: what the sums are divided by; else 0.
-        whole: Whether the target's elements that nobody sends are zeros; they keep their values in a part of a move.
+        zeroes: Whether the target's elements that nobody sends are zeros; they keep their values in a part of a move.
     """
 
     sends: dict[int, list[Slices]]
@@ -43,7 +43,7 @@ class Move:
     op: str = ""
     terms: Sequence[int] = ()
     share: int = 0
-    whole: bool = True
+    zeroes: bool = True
 
     def sent(self, rank: int) -> int:
         """Returns how many elements go to a rank."""
@@ -71,7 +71,7 @@ class Move:
                 for (i, source), (_, target) in zip(sources[k], targets[k], strict=True)
             ]
             to, of = ({j: [box for _, box in shares[k]] for j, shares in each.items()} for each in (sends, recvs))
-            parts.append(replace(self, sends=to, recvs=of, kept=kept, whole=False))
+            parts.append(replace(self, sends=to, recvs=of, kept=kept, zeroes=False))
         return parts
 
     def transposed(self) -> Move:
@@ -144,11 +144,11 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
     by_box = source.ranks[source.owners[np.argsort(which, kind="stable")]]
     copies = np.split(by_box, np.cumsum(np.bincount(which, minlength=len(distinct)))[:-1])
     dims = source.lengths.shape[1]
-    mine, wanted = source.of(source.index(rank)), target.index(rank)
+    own_boxes, wanted = source.of(source.index(rank)), target.index(rank)
     sends: dict[int, list[_Placed]] = defaultdict(list)
     recvs: dict[int, list[_Placed]] = defaultdict(list)
     kept, spans = [], target.spans
-    for box in mine:
+    for box in own_boxes:
         of_box = copies[which[box]]
         begin, end = np.maximum(target.begins, source.begins[box]), np.minimum(target.ends, source.ends[box])
         for each in np.flatnonzero((begin < end).all(1)).tolist():
@@ -157,7 +157,7 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
             if takes(index) and other != rank and _server(of_box, index, other) == rank:
                 sends[other].append((begin[each].tolist(), source.slices(box, begin[each], end[each])))
     if wanted is not None and takes(wanted):
-        own = {int(which[box]): box for box in mine}
+        own = {int(which[box]): box for box in own_boxes}
         for box in target.of(wanted):
             begin = np.maximum(distinct[:, :dims], target.begins[box])
             end = np.minimum(distinct[:, dims:], target.ends[box])
@@ -204,13 +204,13 @@ def summation(layout: Layout, divided: Layout, shape: Sequence[int], rank: int) 
 
 def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[Kept]:
     """Returns what the rank at place ``i`` has that the one at place ``j`` shall have, where it lies in either part."""
-    found = []
+    shared = []
     for a in source.of(i):
         for b in target.of(j):
             begin, end = np.maximum(source.begins[a], target.begins[b]), np.minimum(source.ends[a], target.ends[b])
             if (begin < end).all():
-                found.append((begin.tolist(), source.slices(a, begin, end), target.slices(b, begin, end)))
-    return [Kept(there, here) for _, there, here in sorted(found, key=lambda of: of[0])]
+                shared.append((begin.tolist(), source.slices(a, begin, end), target.slices(b, begin, end)))
+    return [Kept(there, here) for _, there, here in sorted(shared, key=lambda of: of[0])]
 
 
 def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> list[Move]:

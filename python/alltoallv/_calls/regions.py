@@ -23,9 +23,9 @@ def check_apart(region: Region, *others: Region) -> None:
             raise InvalidParamError("output and input overlap in memory, expected separate memory", id=1085)
 
 
-def check_untracked(tracked: bool, given: Any, name: str = "input", argument: str = "out") -> None:
+def check_untracked(tracked: bool, value: Any, name: str = "input", argument: str = "out") -> None:
     """Raises InvalidParamError for an argument that nobody may give for an input of which autograd keeps track."""
-    if tracked and given is not None:
+    if tracked and value is not None:
         raise InvalidParamError(
             f"{argument} is given for {name}, which wants a gradient, expected one or the other", id=1151
         )

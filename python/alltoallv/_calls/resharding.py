@@ -247,7 +247,7 @@ def _where(
 
 def new_target(step: Move, out: Any, form: Form[Any]) -> Any:
     """Returns a rank's target before anything has come: ``out``, or a new tensor; None where it has none."""
-    if step.shape_out is None or not step.whole:
+    if step.shape_out is None or not step.zeroes:
         return out
     shape = step.shape_out
     came = sum(map(step.received, step.recvs)) + sum(numel(each.target) for each in step.kept)
@@ -330,7 +330,7 @@ class Described(NamedTuple):
     coding: str = "none"
 
 
-def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[int, ...], str, bool]]:
+def agreed(comm: Communicator, tensors: Sequence[Described]) -> list[tuple[tuple[int, ...], str, bool]]:
     """Compares with the other ranks; returns each tensor's whole shape, dtype and whether a rank wants its gradient.
 
     Raises:
@@ -338,21 +338,21 @@ def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[in
         InvalidParamError, InvalidTensorError: a shape is unknown, or a part does not have the shape of its place.
     """
     with guard(comm, "all_gather"):
-        told = [
+        terms = [
             ((each.source.key, each.target.key), f"source {each.source}, target {each.target}", *each[3:])
-            for each in mine
+            for each in tensors
         ]
-        call = objects.all_gather(comm, pickle.dumps(([each.name for each in mine], told)))
+        call = objects.all_gather(comm, pickle.dumps(([each.name for each in tensors], terms)))
     read = functools.lru_cache(None)(pickle.loads)  # most ranks say the same
     names, every = zip(*map(read, call(-1.0)), strict=True)
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
             raise PeerMismatchError(f"reshard: rank 0 has the tensors {names[0]}, rank {rank} has {theirs}", id=3016)
-    return [_agreed(each, [theirs[i] for theirs in every]) for i, each in enumerate(mine)]
+    return [_agreed(each, [theirs[i] for theirs in every]) for i, each in enumerate(tensors)]
 
 
-def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str, bool]:
-    name, (keys, texts, shapes, parts, dtypes, gradients, codings) = mine.name, zip(*told, strict=True)
+def _agreed(own: Described, terms: Sequence[Any]) -> tuple[tuple[int, ...], str, bool]:
+    name, (keys, texts, shapes, parts, dtypes, gradients, codings) = own.name, zip(*terms, strict=True)
     for rank, key in enumerate(keys):
         if key != keys[0]:
             raise PeerMismatchError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {texts[rank]}", id=3017)
@@ -362,11 +362,11 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
         raise InvalidParamError(
             f"{name}: no rank has a part, expected all ranks of the source's mesh to give theirs", id=1153
         )
-    if "avg" in mine.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
+    if "avg" in own.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
         raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average", id=1154)
-    if mine.coding != "none" and travels_coded(dtype) and any(isinstance(each, str) for each in mine.source.placements):
+    if own.coding != "none" and travels_coded(dtype) and any(isinstance(each, str) for each in own.source.placements):
         raise InvalidParamError(f"{name} has terms in its source, which have no format, expected format None", id=1155)
-    holders = sorted(mine.source.ranks)
+    holders = sorted(own.source.ranks)
     gives = set(holders)
     for rank, part in enumerate(parts):
         if (part is None) == (rank in gives):
@@ -374,8 +374,8 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
             raise InvalidTensorError(
                 f"{name}: rank {rank} gives {has[0]}, expected {has[1]}, as the source's mesh says", id=2047
             )
-    shape = shape or _whole(name, mine.source, parts)
-    places = boxes(mine.source.on(shape, "source"), shape).shapes()
+    shape = shape or _whole(name, own.source, parts)
+    places = boxes(own.source.on(shape, "source"), shape).shapes()
     for rank in holders:
         if parts[rank] != (expected := places[rank]):
             raise InvalidTensorError(
@@ -383,27 +383,27 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
                 f"its part of {list(shape)}",
                 id=2048,
             )
-    return shape, dtype, _wants_gradient(mine, holders, gradients)
+    return shape, dtype, _wants_gradient(own, holders, gradients)
 
 
-def _wants_gradient(mine: Described, holders: Sequence[int], told: Sequence[bool]) -> bool:
+def _wants_gradient(own: Described, holders: Sequence[int], gradients: Sequence[bool]) -> bool:
     """Returns whether autograd records the call, on every rank: the gradient is one more exchange of all."""
     for rank in holders:
-        if told[rank] != told[holders[0]]:
-            a, b = sorted((rank, holders[0]), key=lambda each: not told[each])
-            raise PeerMismatchError(f"{mine.name}: rank {a} wants a gradient, rank {b} wants none", id=3018)
-    return told[holders[0]]
+        if gradients[rank] != gradients[holders[0]]:
+            a, b = sorted((rank, holders[0]), key=lambda each: not gradients[each])
+            raise PeerMismatchError(f"{own.name}: rank {a} wants a gradient, rank {b} wants none", id=3018)
+    return gradients[holders[0]]
 
 
 def _equal(name: str, what: str, values: Sequence[Any]) -> Any:
     """Returns what all ranks say that say something; None if none does."""
-    given = [(rank, value) for rank, value in enumerate(values) if value is not None]
-    for rank, value in given:
-        if value != given[0][1]:
+    known_values = [(rank, value) for rank, value in enumerate(values) if value is not None]
+    for rank, value in known_values:
+        if value != known_values[0][1]:
             raise PeerMismatchError(
-                f"{name}: rank {given[0][0]} has {what} {given[0][1]}, rank {rank} has {value}", id=3019
+                f"{name}: rank {known_values[0][0]} has {what} {known_values[0][1]}, rank {rank} has {value}", id=3019
             )
-    return given[0][1] if given else None
+    return known_values[0][1] if known_values else None
 
 
 def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
@@ -430,14 +430,14 @@ class Resharding(Generic[T]):
     """
 
     def __init__(
-        self, comm: Communicator, mine: Sequence[Described], coding: Coding | None = None, in_rows: bool = True
+        self, comm: Communicator, parts: Sequence[Described], coding: Coding | None = None, in_rows: bool = True
     ) -> None:
-        self.terms = agreed(comm, mine if coding is None else [each._replace(coding=str(coding)) for each in mine])
+        self.terms = agreed(comm, parts if coding is None else [each._replace(coding=str(coding)) for each in parts])
         self.steps = [
             moves(shape, each.source, each.target, comm.rank)
-            for each, (shape, *_) in zip(mine, self.terms, strict=True)
+            for each, (shape, *_) in zip(parts, self.terms, strict=True)
         ]
-        self._coding, self._mine, self._size, self._in_rows = coding, list(mine), comm.size, in_rows
+        self._coding, self._tensors, self._size, self._in_rows = coding, list(parts), comm.size, in_rows
         self._divisions = self._agreed_divisions(comm)
         self._prepared: dict[int, list[Together]] = {}
 
@@ -451,8 +451,8 @@ class Resharding(Generic[T]):
                 divisions[i] = [exchanges_of(step, self._size, form, self._in_rows) for step in self.steps[i]]
             with guard(comm, "all_gather"):
                 call = objects.all_gather(comm, [divisions[i] for i in large])
-            for i, told in zip(large, zip(*call(-1.0), strict=True), strict=True):
-                divisions[i] = [max(each) for each in zip(*told, strict=True)]
+            for i, of_ranks in zip(large, zip(*call(-1.0), strict=True), strict=True):
+                divisions[i] = [max(each) for each in zip(*of_ranks, strict=True)]
         return divisions
 
     def _nbytes(self, i: int) -> int:
@@ -501,24 +501,24 @@ class Resharding(Generic[T]):
 
     def alone(self, i: int) -> Resharding[T]:
         """Returns what moves one of the tensors."""
-        one = copy.copy(self)
-        one.terms, one.steps, one._mine = [self.terms[i]], [self.steps[i]], [self._mine[i]]
-        one._divisions, one._prepared = [self._divisions[i]], {}
-        return one
+        single = copy.copy(self)
+        single.terms, single.steps, single._tensors = [self.terms[i]], [self.steps[i]], [self._tensors[i]]
+        single._divisions, single._prepared = [self._divisions[i]], {}
+        return single
 
     def check_gradient(self) -> None:
         """Raises InvalidParamError where a tensor that wants a gradient cannot have one."""
-        for each in self._mine:
+        for each in self._tensors:
             if not all(len(layout.ranks) == self._size for layout in (each.source, each.target)):
                 raise InvalidParamError(
                     f"{each.name} wants a gradient, expected all {self._size} ranks in both meshes then", id=1156
                 )
         self.transposed()
 
-    def check_outputs(self, found: Sequence[tuple[tuple[int, ...], str] | None]) -> None:
+    def check_outputs(self, outputs: Sequence[tuple[tuple[int, ...], str] | None]) -> None:
         """Raises where the shapes and dtypes of the caller's outputs are not the targets'."""
-        for each, output, steps, (_, dtype, wants) in zip(self._mine, found, self.steps, self.terms, strict=True):
-            check_untracked(wants, found, each.name)
+        for each, output, steps, (_, dtype, wants) in zip(self._tensors, outputs, self.steps, self.terms, strict=True):
+            check_untracked(wants, outputs, each.name)
             shape = steps[-1].shape_out if steps else each.part
             if output != (expected := None if shape is None else (shape, dtype)):
                 raise InvalidTensorError(
@@ -567,9 +567,9 @@ class Resharding(Generic[T]):
 
         An exchange of several tensors needs memory to pack them, one that has its own, often none.
         """
-        if (found := self._prepared.get(number)) is not None:
-            return found
-        found = []
+        if (together := self._prepared.get(number)) is not None:
+            return together
+        together = []
         for dtype in sorted({dtype for _, dtype, _ in self.terms}):
             groups: list[list[int]] = []
             room = -1
@@ -584,9 +584,9 @@ class Resharding(Generic[T]):
                 steps, parts = [self.steps[i][number] for i in group], self._divisions[group[0]][number]
                 divided = [steps] if parts == 1 else [[each] for each in steps[0].parts(parts, form.unit)]
                 exchanges = [Exchange(each, self._size, form, self._in_rows) for each in divided]
-                found.append(Together(group, dtype, exchanges))
-        self._prepared[number] = found
-        return found
+                together.append(Together(group, dtype, exchanges))
+        self._prepared[number] = together
+        return together
 
 
 def _put(results: list[Any], chosen: Sequence[int], finish: Callable[[], list[Any]]) -> None:

@@ -43,21 +43,21 @@ class _Tools:
         """Returns the tensor of an array that `new` has made, as a view where it has another shape, or a copy."""
         if array is None:
             return None
-        found = self._tensors.get(array.ctypes.data) if array.size else None
-        if found is not None and tuple(found.shape) == array.shape:
-            return found
-        if found is None or not self._views:
+        kept = self._tensors.get(array.ctypes.data) if array.size else None
+        if kept is not None and tuple(kept.shape) == array.shape:
+            return kept
+        if kept is None or not self._views:
             copy = self.new(array.shape, core_name(array.dtype), False)
             copy[...] = array
-            found = self._tensors[copy.ctypes.data]
-        return found.reshape(array.shape)
+            kept = self._tensors[copy.ctypes.data]
+        return kept.reshape(array.shape)
 
     def outputs(self, plan: Resharding[Array], outs: Sequence[Any], inputs: Sequence[Any]) -> list[Array | None]:
         """Checks the caller's outputs and returns their memory."""
         adapter = self._adapter
         with guard(self._comm, "all_to_all_v"):
-            known = [None if out is None else (adapter.check_output("out", out), tuple(out.shape)) for out in outs]
-            plan.check_outputs([each and (each[1], each[0]) for each in known])
+            declared = [None if out is None else (adapter.check_output("out", out), tuple(out.shape)) for out in outs]
+            plan.check_outputs([each and (each[1], each[0]) for each in declared])
             own, theirs = ([adapter.region(x) for x in each if x is not None] for each in (inputs, outs))
             check_lists_apart(theirs, own, "out")
             for out in outs:
@@ -111,14 +111,14 @@ class _Tools:
 
     def coded(self, coding: Coding, x: Array) -> Array:
         x, record = np.ascontiguousarray(x), np.empty(self.record_bytes(coding, x.size), np.uint8)
-        about = coding.format, coding.group_size, core_name(x.dtype)
-        _core.quantize_rows(*about, x.ctypes.data, 1, x.size, record.ctypes.data)
+        row_format = coding.format, coding.group_size, core_name(x.dtype)
+        _core.quantize_rows(*row_format, x.ctypes.data, 1, x.size, record.ctypes.data)
         return record
 
     def decoded(self, coding: Coding, record: Array, count: int, dtype: str) -> Array:
         x = np.empty(count, numpy_dtype(dtype))
-        about = coding.format, coding.group_size, dtype
-        _core.dequantize_rows(*about, record.ctypes.data, 1, count, "saturate", x.ctypes.data)
+        row_format = coding.format, coding.group_size, dtype
+        _core.dequantize_rows(*row_format, record.ctypes.data, 1, count, "saturate", x.ctypes.data)
         return x
 
 
@@ -161,14 +161,14 @@ class HostPlan:
     ) -> None:
         self._adapter, self._comm, self._autograd = adapter, comm, autograd
         with guard(comm, "all_gather"):
-            how = coding()
-            whole, self._dtype = tuple(int(n) for n in shape), adapter.name(dtype)
+            agreed_coding = coding()
+            full, self._dtype = tuple(int(n) for n in shape), adapter.name(dtype)
             layouts = [read(*each, comm.size) for each in (("source", source), ("target", target))]
-            source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
-            self.source_shape = boxes(source, whole).shape(comm.rank)
-            self.target_shape = boxes(target, whole).shape(comm.rank)
-        told = Described("x", source, target, whole, self.source_shape, self._dtype)
-        self._plan = Resharding[Array](comm, [told], how)
+            source, target = (each.on(full, name) for each, name in zip(layouts, ("source", "target"), strict=True))
+            self.source_shape = boxes(source, full).shape(comm.rank)
+            self.target_shape = boxes(target, full).shape(comm.rank)
+        described = Described("x", source, target, full, self.source_shape, self._dtype)
+        self._plan = Resharding[Array](comm, [described], agreed_coding)
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
         self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(adapter, comm))
 
@@ -181,10 +181,10 @@ class HostPlan:
         tools = _Tools(self._adapter, self._comm)
         with guard(self._comm, "all_to_all_v"):
             part = None if x is None else self._adapter.read("x", x)
-            found = None if part is None else (tuple(part.shape), self._adapter.dtype(part))
+            actual = None if part is None else (tuple(part.shape), self._adapter.dtype(part))
             expected = None if self.source_shape is None else (self.source_shape, self._dtype)
-            if found != expected:
-                raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}", id=2051)
+            if actual != expected:
+                raise InvalidTensorError(f"x has shape and dtype {actual}, expected {expected}", id=2051)
             recorded = self._autograd if self._autograd and x is not None and self._autograd.wants(x) else None
             if recorded:
                 if async_op:
@@ -222,13 +222,13 @@ def reshard_on_host(
     """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
     tools = _Tools(adapter, comm)
 
-    def layout(argument: str, given: Any, name: str) -> Layout:
-        return read(argument, given[name] if isinstance(given, Mapping) and name in given else given, comm.size)
+    def layout(argument: str, layouts: Any, name: str) -> Layout:
+        return read(argument, layouts[name] if isinstance(layouts, Mapping) and name in layouts else layouts, comm.size)
 
     with guard(comm, "all_gather"):
-        how = coding()
+        agreed_coding = coding()
         parts = {name: None if x is None else adapter.read(name, x) for name, x in state.items()}
-        told = [
+        described = [
             Described(
                 name,
                 layout("source", source, name),
@@ -240,9 +240,9 @@ def reshard_on_host(
             )
             for name, x in parts.items()
         ]
-    plan = Resharding[Array](comm, told, how)
-    given = None if out is None else [out] if single else [out[name] for name in parts]
-    outs = None if given is None else tools.outputs(plan, given, list(parts.values()))
+    plan = Resharding[Array](comm, described, agreed_coding)
+    targets = None if out is None else [out] if single else [out[name] for name in parts]
+    outs = None if targets is None else tools.outputs(plan, targets, list(parts.values()))
     if autograd is not None and any(wants for *_, wants in plan.terms):
         return _recorded(adapter, comm, state, plan, autograd, async_op, single)
     inputs = [None if x is None else tools.seen(x) for x in parts.values()]
@@ -250,10 +250,10 @@ def reshard_on_host(
 
     def result() -> Any:
         arrays = finish()
-        tensors = list(map(tools.tensor, arrays)) if given is None else given
+        tensors = list(map(tools.tensor, arrays)) if targets is None else targets
         return tensors[0] if single else dict(zip(parts, tensors, strict=True))
 
-    return tools.outcome(result, async_op, (parts, given))
+    return tools.outcome(result, async_op, (parts, targets))
 
 
 def _recorded(

@@ -467,22 +467,23 @@ class Buffer(BaseBuffer):
                 tokens = expert_rows.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
             arguments = topk_idx, None, ("num_experts", num_experts), 1, 0, most
             masked = self._masked or ()
-            received, _, _, way = self._send(tokens, *arguments, cumulative_local_expert_recv_stats, masked=masked)
-            local, capacity = len(way.counts), comm.size * most
-            slots, total = way.fixed_slots(capacity), local * capacity
+            received, _, _, sent = self._send(tokens, *arguments, cumulative_local_expert_recv_stats, masked=masked)
+            local, capacity = len(sent.counts), comm.size * most
+            slots, total = sent.fixed_slots(capacity), local * capacity
             parts = (received,) if isinstance(received, Tensor) else received
             laid_out = [expert_rows.expand(part, slots, total).view(local, capacity, -1) for part in parts]
             if use_fp8:
                 laid_out[1] = laid_out[1].mT.contiguous().mT
-            source = expert_rows.expand(way.tokens[:, None] + 1, slots, total).view(local, capacity).int() - 1
-            rank = torch.arange(comm.size).repeat_interleave(way.ranks[1]).to(slots.device)
+            source = expert_rows.expand(sent.tokens[:, None] + 1, slots, total).view(local, capacity).int() - 1
+            rank = torch.arange(comm.size).repeat_interleave(sent.ranks[1]).to(slots.device)
             of_ranks = torch.stack([
-                (way.recv_topk_idx[rank == each] == torch.arange(local, device=rank.device)[:, None, None]).sum((1, 2))
+                (sent.recv_topk_idx[rank == each] == torch.arange(local, device=rank.device)[:, None, None]).sum((1, 2))
                 for each in range(comm.size)
             ], 1)  # fmt: skip
             layout = ((of_ranks.cumsum(1) - of_ranks) << 32) + of_ranks
-            handle = LowLatencyHandle(source, layout, most, x.shape[1], num_experts, way)
-            return as_tokens(laid_out), way.counts.int(), handle, self.capture(), _nothing if return_recv_hook else None
+            handle = LowLatencyHandle(source, layout, most, x.shape[1], num_experts, sent)
+            hook = _nothing if return_recv_hook else None
+            return as_tokens(laid_out), sent.counts.int(), handle, self.capture(), hook
 
     def low_latency_combine(
         self,
@@ -516,12 +517,12 @@ class Buffer(BaseBuffer):
         times = combine_wait_recv_cost_stats
         self._refuse(x, "though rows travel as they are", use_logfmt=use_logfmt, zero_copy=zero_copy)
         self._refuse(x, "though times are not measured", combine_wait_recv_cost_stats=times)
-        comm, way = self._member(x), handle.way
+        comm, sent = self._member(x), handle.sent
         with torch.no_grad():
             with guard(comm, OPERATOR):
                 self._check_usable()
-                _check_way(way, comm)
-                ids, local = way.topk_idx, len(way.counts)
+                _check_way(sent, comm)
+                ids, local = sent.topk_idx, len(sent.counts)
                 capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
                 of_masked = ids < 0 if self._masked is not None else torch.zeros_like(ids, dtype=torch.bool)
                 if topk_idx.shape != ids.shape or not bool(((topk_idx == ids) | of_masked).all()):
@@ -533,9 +534,9 @@ class Buffer(BaseBuffer):
                 ):
                     if value is not None and tuple(value.shape) != shape:
                         raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}", id=2028)
-                slots = way.fixed_slots(capacity)
+                slots = sent.fixed_slots(capacity)
                 used, ranks = slots >= 0, rank_of(ids, local).reshape(-1)
-                going = [int(part.sum()) for part in used[: int(way.ranks[1].sum())].split(way.ranks[1].tolist())]
+                going = [int(part.sum()) for part in used[: int(sent.ranks[1].sum())].split(sent.ranks[1].tolist())]
                 coming = [int((ranks == rank).sum()) for rank in range(comm.size)]
                 places = (ranks >= 0).nonzero().squeeze(1)
                 places = places[ranks[places].argsort(stable=True)]

@@ -161,9 +161,9 @@ class ElasticBuffer(BaseBuffer):
                 unsupported = {"topk_idx": topk_idx, "do_cpu_sync": do_cpu_sync}
                 unsupported["cumulative_local_expert_recv_stats"] = cumulative_local_expert_recv_stats
                 self._refuse(x, "with a handle", **unsupported)
-                given = {"num_experts": num_experts, "expert_alignment": expert_alignment}
-                given |= {"num_max_tokens_per_rank": num_max_tokens_per_rank}
-                for name, value in given.items():
+                settings = {"num_experts": num_experts, "expert_alignment": expert_alignment}
+                settings |= {"num_max_tokens_per_rank": num_max_tokens_per_rank}
+                for name, value in settings.items():
                     other = None if value in (None, getattr(handle, name)) else value
                     self._refuse(x, f"with a handle of {getattr(handle, name)}", **{name: other})
                 if do_expand != handle.do_expand:

@@ -118,7 +118,7 @@ class LowLatencyHandle(NamedTuple):
         src_info: The tokens' numbers on their ranks, int32 ``[experts, rows]``; -1: none.
         layout_range: Of each expert and rank, int64 ``[experts, W]``: its first row times 2 to the 32, plus its rows.
         num_max_dispatch_tokens_per_rank, hidden, num_experts: As given.
-        way: Where the tokens went.
+        sent: Where the tokens went.
     """
 
     src_info: Tensor
@@ -126,7 +126,7 @@ class LowLatencyHandle(NamedTuple):
     num_max_dispatch_tokens_per_rank: int
     hidden: int
     num_experts: int
-    way: EPHandle
+    sent: EPHandle
 
 
 def rank_of(ids: Tensor, local: int) -> Tensor:

@@ -43,9 +43,9 @@ def follow(job: Launch, domain: str) -> Launch:
         name = line.rpartition(" ")[2]
         size, _, grown = name.removeprefix(beginning).partition("-")[2].partition("-")
         if name.startswith(beginning) and size.isdecimal() and grown.startswith(GROWN) and _is_own(name):
-            found = grown_job(grown, job.rank, int(size), job.root() if grown.startswith(GROWN_HOSTS) else None)
-            announce(job, domain, found)
-            return follow(found, domain)
+            successor = grown_job(grown, job.rank, int(size), job.root() if grown.startswith(GROWN_HOSTS) else None)
+            announce(job, domain, successor)
+            return follow(successor, domain)
     return job
 
 

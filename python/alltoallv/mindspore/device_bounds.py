@@ -36,26 +36,26 @@ class SeenCodes(Codes):
         return values
 
 
-def of_sum(seen: list[tuple[Tensor, Tensor]], rank: int, how: Quantization, dtype: str) -> Tensor:
+def of_sum(seen: list[tuple[Tensor, Tensor]], rank: int, spec: Quantization, dtype: str) -> Tensor:
     """Returns the bounds of this rank's part, one per group, from what a reduction has decoded: the ranks' codes, then
     those of every part's sum if it travels as codes.
     """
     scales, values = seen[0]
-    size, average = len(scales), how.op == "avg"
-    error = _of_codes(scales, how, size)
+    size, average = len(scales), spec.op == "avg"
+    error = _of_codes(scales, spec, size)
     total = error[0]
     for row in range(1, size):
         total = total + error[row]
-    total, whole = total / size if average else total, added(values, average)
+    total, sums = total / size if average else total, added(values, average)
     if len(seen) > 1:
-        total, whole = total + _of_codes(seen[1][0][rank : rank + 1], how, size)[0], seen[1][1][rank]
-    return _bounds(total.reshape(1, -1), whole.reshape(1, -1), how, size, dtype).reshape(-1)
+        total, sums = total + _of_codes(seen[1][0][rank : rank + 1], spec, size)[0], seen[1][1][rank]
+    return _bounds(total.reshape(1, -1), sums.reshape(1, -1), spec, size, dtype).reshape(-1)
 
 
-def of_rows(seen: tuple[Tensor, Tensor], how: Quantization, dtype: str) -> Tensor:
+def of_rows(seen: tuple[Tensor, Tensor], spec: Quantization, dtype: str) -> Tensor:
     """Returns the bounds of rows, ``[rows, groups]``."""
     scales, values = seen
-    return _bounds(_of_codes(scales, how, 1), values, how, 1, dtype)
+    return _bounds(_of_codes(scales, spec, 1), values, spec, 1, dtype)
 
 
 def largest_magnitude(x: Tensor) -> int:
@@ -69,22 +69,22 @@ def largest_magnitude(x: Tensor) -> int:
     return int(magnitudes.max().asnumpy().view("uint32"))
 
 
-def _of_codes(scales: Tensor, how: Quantization, ranks: int) -> Tensor:
-    return scales * _core.code_errors(how.format, ranks)[0]  # one error for all codes
+def _of_codes(scales: Tensor, spec: Quantization, ranks: int) -> Tensor:
+    return scales * _core.code_errors(spec.format, ranks)[0]  # one error for all codes
 
 
-def _bounds(error: Tensor, values: Tensor, how: Quantization, ranks: int, dtype: str) -> Tensor:
+def _bounds(error: Tensor, values: Tensor, spec: Quantization, ranks: int, dtype: str) -> Tensor:
     """Returns ``[rows, groups]`` of errors before the last rounding, and of the values that are rounded."""
     rows, groups = error.shape
-    group = min(how.group_size, max(values.shape[1], 1))
+    group = min(spec.group_size, max(values.shape[1], 1))
     magnitudes = filled(ops.abs(values), groups * group).reshape(rows, groups, group)
     finite = magnitudes < math.inf
     most = ops.where(finite, magnitudes, 0.0).max(axis=2)
-    known: Any = finite.astype(mindspore.float32).min(axis=2) > 0
+    bounded: Any = finite.astype(mindspore.float32).min(axis=2) > 0
     if dtype in _ROUNDING:
         unit, least, largest, too_large = _ROUNDING[dtype]
         error = error + (most * unit + least + ops.maximum(most - largest, 0.0))
-        if how.overflow == "infinity":
-            known = ops.logical_and(known, most < too_large)
-    found = error * (1 + (ranks + 16) * 2.0**-23) + (ranks + 2) * 2.0**-123
-    return ops.where(known, found, math.inf)
+        if spec.overflow == "infinity":
+            bounded = ops.logical_and(bounded, most < too_large)
+    bounds = error * (1 + (ranks + 16) * 2.0**-23) + (ranks + 2) * 2.0**-123
+    return ops.where(bounded, bounds, math.inf)

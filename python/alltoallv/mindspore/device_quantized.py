@@ -117,8 +117,8 @@ def reduce(
     reduction = Reduction(Moves(comm, agree), request, comm.rank)
     result = reduction.run(input, error, gather_error)
     if bounds is not None and bounds.size:
-        found = reduction.bounds(request)
-        bounds.copy_(found if found.size == bounds.size else found[: bounds.size].copy())  # see `Reduction.run`
+        worst = reduction.bounds(request)
+        bounds.copy_(worst if worst.size == bounds.size else worst[: bounds.size].copy())  # see `Reduction.run`
     return result
 
 

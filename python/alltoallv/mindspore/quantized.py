@@ -86,7 +86,7 @@ class _QueuedRows(RowsCall[Tensor]):
         self._pair = self._steps.encode(rows.input)
 
     def run_counted(self) -> tuple[Any, list[int]]:
-        recvs, how = self.rows.recvs, self.rows.received()
+        recvs, spec = self.rows.recvs, self.rows.received()
         if recvs is None:
             recvs = learnt(self._comm, self.rows.sends)
         out = self._steps.exchange(self._pair, recvs).reshape(sum(recvs), *self._tail)
@@ -94,10 +94,10 @@ class _QueuedRows(RowsCall[Tensor]):
             return out, recvs
         codes: Any = self._steps.codes
         if out.size:
-            bounds = device_bounds.of_rows(codes.seen[-1], how, self.rows.out_dtype)
+            bounds = device_bounds.of_rows(codes.seen[-1], spec, self.rows.out_dtype)
         else:
-            bounds = ops.zeros((sum(recvs), how.groups(self.rows.length)), mindspore.float32)
-        return Bounded(out, bounds, how.format), recvs
+            bounds = ops.zeros((sum(recvs), spec.groups(self.rows.length)), mindspore.float32)
+        return Bounded(out, bounds, spec.format), recvs
 
     def submit(self) -> tuple[Any, CommHandle]:
         out = self.run()
@@ -113,8 +113,8 @@ class _Quantized(Quantized[Tensor]):
     def exchanges(self) -> type[RowsCall[Tensor]]:
         return _QueuedRows if in_queue() else RowsCall
 
-    def offers(self, how: Quantization) -> bool:
-        return not in_queue() or how.format in ("int8", "int4")
+    def offers(self, spec: Quantization) -> bool:
+        return not in_queue() or spec.format in ("int8", "int4")
 
     def host(self, comm: Communicator) -> Communicator:
         if not in_queue():

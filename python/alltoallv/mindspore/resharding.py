@@ -177,22 +177,22 @@ def _communicator(group: Group) -> Communicator:
 
 def _layout(name: str, value: Any, size: int) -> Layout:
     """Returns the layout, also of MindSpore's own, whose dimensions of the tensor name those of the mesh."""
-    told = value
+    layout = value
     if isinstance(value, OwnLayout):
         try:
-            told = value.to_dict()
+            layout = value.to_dict()
         except ValueError as error:
             raise InvalidParamError(
                 f"{name} is a layout without a tensor_map, expected one ({error})", id=1353
             ) from None
-    if not isinstance(told, Mapping):
+    if not isinstance(layout, Mapping):
         return read_layout(name, value, size)
-    dims, tensor_map = told["device_matrix"], told["tensor_map"]
-    if tensor_map is None or told.get("interleaved_parallel"):
+    dims, tensor_map = layout["device_matrix"], layout["tensor_map"]
+    if tensor_map is None or layout.get("interleaved_parallel"):
         raise InvalidParamError(
-            f"{name} is {told}, expected a layout with a tensor_map and without interleaved_parallel", id=1354
+            f"{name} is {layout}, expected a layout with a tensor_map and without interleaved_parallel", id=1354
         )
-    ranks = told.get("rank_list") or range(int(np.prod(dims)))
+    ranks = layout.get("rank_list") or range(int(np.prod(dims)))
     # Dimensions of the mesh are numbered from the last one; several may divide one of the tensor, in their order there.
     divided = [
         (len(dims) - 1 - each, dim)

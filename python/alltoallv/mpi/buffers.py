@@ -245,12 +245,12 @@ def vector(name: str, message: Any, size: int) -> Blocks:
     value, counts, displs, kind = _unpack(name, message, tuple)
     array, datatype = _array_and_type(name, value, kind)
     if counts is None:
-        whole, rest = divmod(array.nbytes, datatype.extent)
+        elements, rest = divmod(array.nbytes, datatype.extent)
         if rest:
             raise InvalidParamError(
                 f"{name} has {array.nbytes} bytes, expected a multiple of {datatype.extent}", id=1364
             )
-        counts = [whole // size + (whole % size > j) for j in range(size)]
+        counts = [elements // size + (elements % size > j) for j in range(size)]
     if not hasattr(counts, "__len__") or np.ndim(counts) == 0:
         counts = [_integer(name, "count", counts)] * size
     counts = _integers(name, "counts", counts, size)

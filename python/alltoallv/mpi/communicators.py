@@ -139,9 +139,9 @@ class Comm:
     def Dup(self: Self, info: Any = None) -> Self:
         duplicate: Self = object.__new__(type(self))
         duplicate.__dict__ = dict(self.__dict__)
-        made = self.alltoallv.split(0, self.alltoallv.rank)
-        assert made is not None
-        duplicate._made = known(made, self.alltoallv)
+        comm = self.alltoallv.split(0, self.alltoallv.rank)
+        assert comm is not None
+        duplicate._made = note_world_ranks(comm, self.alltoallv)
         return duplicate
 
     Clone = Dup
@@ -228,9 +228,9 @@ class Comm:
             self._irecv(blocks, peer, tag).Wait(status)
             return None
         begin = message("recv", target, peer, _tag(tag), self.alltoallv, None, waits=True, at_most=True)
-        found = begin()
+        matched = begin()
         store()
-        return fill(status, found.source, found.tag, found.count * target.itemsize)
+        return fill(status, matched.source, matched.tag, matched.count * target.itemsize)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         if source == PROC_NULL:
@@ -308,10 +308,10 @@ class Comm:
         if source == PROC_NULL:
             fill(status, PROC_NULL, ANY_TAG, 0)
             return True
-        found = an.probe(self._source(source), _tag(tag), wait=wait, group=self.alltoallv)
-        if found is not None:
-            fill(status, found.source, found.tag, found.nbytes)
-        return found is not None
+        matched = an.probe(self._source(source), _tag(tag), wait=wait, group=self.alltoallv)
+        if matched is not None:
+            fill(status, matched.source, matched.tag, matched.nbytes)
+        return matched is not None
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         return self._probe(source, tag, status, wait=True)
@@ -360,8 +360,8 @@ class Comm:
         comm = self.alltoallv
         post = messages.post("recv", comm, "uint8", None, self._source(source), _tag(tag), waits=waits)
         if waits:
-            found = post.run()
-            return Request(finish=lambda status: _loaded(found, status))
+            matched = post.run()
+            return Request(finish=lambda status: _loaded(matched, status))
         work: Any = post.submit()
         return Request(an.MessageWork(comm, work, (), lambda: None), lambda status: _loaded(work, status))
 
@@ -555,18 +555,18 @@ class Comm:
                 raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone", id=1371)
             if _in_place(sendbuf):
                 assert blocks is not None
-                given = blocks
+                input = blocks
             else:
-                given = simple("sendbuf", sendbuf)
-            fits = blocks is None or (given.dtype == blocks.dtype and given.sizes == blocks.sizes)
+                input = simple("sendbuf", sendbuf)
+            fits = blocks is None or (input.dtype == blocks.dtype and input.sizes == blocks.sizes)
             if blocks is not None and not fits and call != "reduce_scatter":
                 raise InvalidParamError(
-                    f"recvbuf has {blocks.sizes[0]} {blocks.dtype}, expected {given.sizes[0]} {given.dtype} as sendbuf",
+                    f"recvbuf has {blocks.sizes[0]} {blocks.dtype}, expected {input.sizes[0]} {input.dtype} as sendbuf",
                     id=1373,
                 )
-            if not op.reduces(given.dtype):
-                op.check(given.types[0])
-            return given.packed(), target, store, given.types[0], op
+            if not op.reduces(input.dtype):
+                op.check(input.types[0])
+            return input.packed(), target, store, input.types[0], op
 
     def _folded(
         self, x: Array, op: Op, kind: Any, later: bool, result: Callable[[Array | None], None], upto: int
@@ -729,9 +729,9 @@ class Comm:
         return _combined(gathered, op) if gathered else None
 
 
-def _loaded(found: _core.MessageWork, status: Status | None) -> Any:
-    fill(status, found.source, found.tag, found.count)
-    data = found.memory
+def _loaded(matched: _core.MessageWork, status: Status | None) -> Any:
+    fill(status, matched.source, matched.tag, matched.count)
+    data = matched.memory
     return pickle.loads(data) if data else None  # as mpi4py reads a message of no bytes
 
 
@@ -796,8 +796,8 @@ def _world_ranks(comm: Communicator) -> list[int]:
     return worlds.get(comm.name) or list(range(comm.size))
 
 
-def known(made: Communicator, parent: Communicator) -> Communicator:
+def note_world_ranks(comm: Communicator, parent: Communicator) -> Communicator:
     """Notes which ranks of COMM_WORLD a new communicator has."""
     own = np.array([_world_ranks(parent)[parent.rank]], np.int64)
-    worlds[made.name] = [int(each) for each in an.all_gather_v(own, [1] * made.size, group=made)]
-    return made
+    worlds[comm.name] = [int(each) for each in an.all_gather_v(own, [1] * comm.size, group=comm)]
+    return comm

@@ -147,9 +147,9 @@ class Datatype:
             first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
             length, distance = rows if rows[0] else (number, number)
             return self._of(_rows(first, length, distance, number // length), self.elements * math.prod(sizes))
-        whole = np.arange(math.prod(sizes)).reshape(sizes)
-        part = whole[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
-        return self._of(part.ravel(), self.elements * whole.size)
+        indices = np.arange(math.prod(sizes)).reshape(sizes)
+        part = indices[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
+        return self._of(part.ravel(), self.elements * indices.size)
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         if lb != 0 or extent <= 0 or extent % self.dtype.itemsize:
@@ -176,8 +176,8 @@ class Datatype:
 
 def _rows(first: int, length: int, distance: int, number: int) -> Rows:
     """Returns rows, as one if there are no gaps between them."""
-    whole = length * number
-    return Rows(first, whole, whole, 1) if number == 1 or distance == length else Rows(first, length, distance, number)
+    total = length * number
+    return Rows(first, total, total, 1) if number == 1 or distance == length else Rows(first, length, distance, number)
 
 
 def of(value: Any) -> Datatype:

@@ -61,8 +61,8 @@ class Group:
         own = range(len(self._ranks)) if ranks is None else ranks
         if any(rank != PROC_NULL and not 0 <= rank < len(self._ranks) for rank in own):
             raise InvalidParamError(f"ranks is {list(own)}, expected ranks below {len(self._ranks)}", id=1386)
-        places = {rank: place for place, rank in enumerate(there)}
-        return [PROC_NULL if j == PROC_NULL else places.get(self._ranks[j], UNDEFINED) for j in own]
+        positions = {rank: position for position, rank in enumerate(there)}
+        return [PROC_NULL if j == PROC_NULL else positions.get(self._ranks[j], UNDEFINED) for j in own]
 
     def Compare(self, group: Group) -> int:
         if self._ranks == group._ranks:

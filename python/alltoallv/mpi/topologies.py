@@ -15,7 +15,7 @@ from alltoallv._calls.objects import pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi.buffers import Array, Blocks, simple, typed, vector
-from alltoallv.mpi.communicators import Comm, exchange_objects, known, worlds
+from alltoallv.mpi.communicators import Comm, exchange_objects, note_world_ranks, worlds
 from alltoallv.mpi.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL, UNDEFINED, UNWEIGHTED, WEIGHTS_EMPTY
 from alltoallv.mpi.groups import Group
 from alltoallv.mpi.requests import Request
@@ -25,12 +25,12 @@ Edge = tuple[int, int]  # the rank at the other end, and a number that both ends
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     """Returns ``dims`` with its zeros replaced, as equal as can be and in falling order: they make ``nnodes``."""
-    given = [0] * dims if isinstance(dims, int) else list(dims)
-    fixed = math.prod(n for n in given if n)
-    if nnodes < 1 or any(n < 0 for n in given) or nnodes % fixed or (0 not in given and fixed != nnodes):
-        raise InvalidParamError(f"dims is {given}, expected dimensions whose product divides {nnodes} ranks", id=1394)
-    free = _balanced(nnodes // fixed, given.count(0))
-    return [n or free.pop(0) for n in given]
+    sizes = [0] * dims if isinstance(dims, int) else list(dims)
+    fixed = math.prod(n for n in sizes if n)
+    if nnodes < 1 or any(n < 0 for n in sizes) or nnodes % fixed or (0 not in sizes and fixed != nnodes):
+        raise InvalidParamError(f"dims is {sizes}, expected dimensions whose product divides {nnodes} ranks", id=1394)
+    free = _balanced(nnodes // fixed, sizes.count(0))
+    return [n or free.pop(0) for n in sizes]
 
 
 def _balanced(total: int, count: int) -> list[int]:
@@ -87,8 +87,8 @@ class Intracomm(Comm):
         if color != UNDEFINED and isinstance(color, int | np.integer) and color < 0:
             with guard(self.alltoallv, "all_gather"):
                 raise InvalidParamError(f"color is {color}, expected one >= 0 or UNDEFINED", id=1395)
-        made = self.alltoallv.split(None if color == UNDEFINED else color, key)
-        return COMM_NULL if made is None else Intracomm(known(made, self.alltoallv))
+        comm = self.alltoallv.split(None if color == UNDEFINED else color, key)
+        return COMM_NULL if comm is None else Intracomm(note_world_ranks(comm, self.alltoallv))
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Intracomm:
         """Returns the ranks of this one's host, for COMM_TYPE_SHARED."""
@@ -439,12 +439,12 @@ def create_dist_graph(
 def _weights(name: str, weights: Any, peers: Sequence[int]) -> list[int] | None:
     if weights is None or weights is UNWEIGHTED:
         return None
-    given = [] if weights is WEIGHTS_EMPTY else [int(weight) for weight in weights]
-    if len(given) != len(peers):
+    values = [] if weights is WEIGHTS_EMPTY else [int(weight) for weight in weights]
+    if len(values) != len(peers):
         raise InvalidParamError(
-            f"{name} has {len(given)} weights, expected {len(peers)}, one for each neighbour", id=1406
+            f"{name} has {len(values)} weights, expected {len(peers)}, one for each neighbour", id=1406
         )
-    return given
+    return values
 
 
 def _split(packed: Array, sizes: Sequence[int]) -> list[Array]:

@@ -171,8 +171,8 @@ def _whole_pse(pse: Tensor, queries: int, keys: int, sparse_mode: int, masked: b
     if rows in (1, queries) and columns in (1, keys):
         return pse
     compressed = rows == _ALIBI_ROWS and columns >= keys == queries and masked and sparse_mode in (0, 2, 3)
-    whole = f"rows for {queries} queries and columns for {keys} keys"
-    expect(compressed, "pse", pse, f"{whole}, or the last {_ALIBI_ROWS} rows where a causal mask hides keys")
+    full = f"rows for {queries} queries and columns for {keys} keys"
+    expect(compressed, "pse", pse, f"{full}, or the last {_ALIBI_ROWS} rows where a causal mask hides keys")
     distance = (torch.arange(queries).unsqueeze(1) - torch.arange(keys)).clamp(min=0)
     return pse[..., -1, :][..., columns - 1 - distance]
 
@@ -244,7 +244,7 @@ class _Sequences:
         """Returns what queries must not see of a sequence, or of all that are here together."""
         query, key = self.query[number], self.key[number]
         together, sizes = query.dim() == 4, (query.size(-2), key.size(-2))
-        there = [i for i, one in enumerate(self.query) if one.size(-2)]
+        there = [i for i, queries in enumerate(self.query) if queries.size(-2)]
         # Of a long sequence that ranks share, the first or last one here is only a part: it has a band.
         parts = {5: 1, 6: 3, 7: 4 if [number] == there[-1:] else 3, 8: 4 if [number] == there[:1] else 2}
         unseen = hidden(mask, parts.get(sparse_mode, sparse_mode), None if together else number, *sizes, *band)
@@ -408,7 +408,7 @@ def fusion_attention_grad(
         dpse = batch.pse_gradient([each[3] for each in gradients], pse, sparse_mode, atten_mask is not None)
     of_sink = torch.zeros(0)
     if sink is not None:
-        of_sink = torch.stack([one for *_, one in gradients if one is not None]).sum(0).to(sink.dtype)
+        of_sink = torch.stack([sink_grad for *_, sink_grad in gradients if sink_grad is not None]).sum(0).to(sink.dtype)
     return dq, dk, dv, dpse, of_sink
 
 

@@ -23,46 +23,46 @@ __all__ = ["dispatch_ffn_combine", "dispatch_gmm_combine_decode"]
 
 
 def _matrices(
-    name: str, given: Sequence[Tensor], four_bits: bool, shape: tuple[int, int] | None = None
+    name: str, tensors: Sequence[Tensor], four_bits: bool, shape: tuple[int, int] | None = None
 ) -> list[Tensor]:
     """Returns one matrix per expert, of a tensor of all or of one each; numbers of four bits as int8."""
-    each = [matrix for part in given for matrix in (part if part.dim() == 3 else [part])]
+    each = [matrix for part in tensors for matrix in (part if part.dim() == 3 else [part])]
     if each and each[0].dtype == torch.int32:
         if not four_bits:
             raise Refused(f"{name} has int32, expected int8 or bfloat16: numbers of four bits are not supported here")
         each = [unpack(words) for words in each]
     expected = "a matrix for each expert" if shape is None else f"matrices of {shape}"
     fits = len(each) > 0 and all(matrix.dim() == 2 and matrix.shape == (shape or each[0].shape) for matrix in each)
-    expect(fits, name, [tuple(part.shape) for part in given], expected)
+    expect(fits, name, [tuple(part.shape) for part in tensors], expected)
     return each
 
 
-def _columns(name: str, given: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[Tensor | None]:
+def _columns(name: str, scales: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[Tensor | None]:
     """Returns float32 scales of each expert's columns, which int64 may hold; None for weights that need none."""
     if matrices[0].dtype != torch.int8:
         return [None] * len(matrices)
     columns = matrices[0].size(1)
-    numbers = sum(scale.numel() for scale in given)
+    numbers = sum(scale.numel() for scale in scales)
     expect(numbers == len(matrices) * columns, name, numbers, f"{columns} scales for each of {len(matrices)} experts")
-    flat = torch.cat([scale_and_offset(scale)[0].reshape(-1) for scale in given])
+    flat = torch.cat([scale_and_offset(scale)[0].reshape(-1) for scale in scales])
     return list(flat.view(len(matrices), columns))
 
 
 def _added(
-    name: str, given: Sequence[Tensor], four_bits: bool, matrices: Sequence[Tensor], scales: Sequence[Tensor | None]
+    name: str, biases: Sequence[Tensor], four_bits: bool, matrices: Sequence[Tensor], scales: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Returns what is added to the products with each expert's matrix of four bits before the rows' scales.
 
     The device multiplies rows less 8, and the given numbers should make up for it: then nothing is left.
     """
     if not four_bits:
-        none = not any(bias.numel() for bias in given)
-        expect(none, name, given, "no numbers, for weights of int8 or bfloat16")
+        none = not any(bias.numel() for bias in biases)
+        expect(none, name, biases, "no numbers, for weights of int8 or bfloat16")
         return [None] * len(matrices)
     columns = matrices[0].size(1)
-    rows = [row for part in given for row in (part if part.dim() == 2 else [part])]
+    rows = [row for part in biases for row in (part if part.dim() == 2 else [part])]
     fits = len(rows) == len(matrices) and all(row.shape == (columns,) for row in rows)
-    expect(fits, name, [tuple(part.shape) for part in given], f"{columns} numbers for each of {len(matrices)} experts")
+    expect(fits, name, [tuple(part.shape) for part in biases], f"{columns} numbers for each of {len(matrices)} experts")
     return [
         (row.double() - 8 * matrix.double().sum(0) * present(scale, "scale", "scales of columns").double()).float()
         for row, matrix, scale in zip(rows, matrices, scales, strict=True)
@@ -96,8 +96,8 @@ class _Weights:
         expect(same, names[1], self.second[0], f"{len(self.first)} matrices of {self.dtype}, as {names[0]}")
         both_matrices = self.first, self.second
         self.scales = [_columns(*each) for each in zip(names[2:4], scales, both_matrices, strict=True)]
-        given = biases or ((), ())
-        named = zip(names[4:] or names[2:4], given, both_matrices, self.scales, strict=True)
+        both_biases = biases or ((), ())
+        named = zip(names[4:] or names[2:4], both_biases, both_matrices, self.scales, strict=True)
         self.added = [_added(name, bias, four_bits, *of) for name, bias, *of in named]
 
     def apply(self, rows: Tensor, row_scales: Tensor | None, counts: Sequence[int], limit: float) -> Tensor:
@@ -150,8 +150,8 @@ def _exchanged(
     arrived = group.all_to_all(rows, sends, recvs)[order]
     own = None if scales is None else group.all_to_all(scales, sends, recvs)[order]
     counts = received.sum(0)
-    made = weights.apply(arrived, own, counts.tolist(), limit)
-    back = group.all_to_all(torch.empty_like(made).index_copy(0, order, made), recvs, sends).float()
+    outputs = weights.apply(arrived, own, counts.tolist(), limit)
+    back = group.all_to_all(torch.empty_like(outputs).index_copy(0, order, outputs), recvs, sends).float()
     moved = back.new_zeros(n * k, x.size(1)).index_copy(0, choices, back)
     tokens = (moved * probs.float().reshape(-1, 1)).view(n, k, -1).sum(1)
     return tokens.to(x.dtype), counts
@@ -186,8 +186,8 @@ def dispatch_ffn_combine(
     local = len(weights.first)
     total = local * peers.size
     expect(expert_idx.dim() == 2 and expert_idx.dtype == torch.int32, "expert_idx", expert_idx, "rows of int32")
-    known = ((expert_idx >= 0) & (expert_idx <= total)).all()
-    expect(known, "expert_idx", expert_idx.tolist(), f"numbers from 0 to {total - 1}, or {total} to drop a choice")
+    in_range = ((expert_idx >= 0) & (expert_idx <= total)).all()
+    expect(in_range, "expert_idx", expert_idx.tolist(), f"numbers from 0 to {total - 1}, or {total} to drop a choice")
     expect(out.shape == x.shape and out.dtype == x.dtype, "out", out, f"the shape and dtype of x, {tuple(x.shape)}")
     fits = expert_token_nums.shape == (local,) and expert_token_nums.dtype == torch.int32
     expect(fits, "expert_token_nums", expert_token_nums, f"{local} numbers of int32")
@@ -251,8 +251,8 @@ def dispatch_gmm_combine_decode(
     expect(moe_expert_num == local * peers.size, "moe_expert_num", moe_expert_num, held)
     ids = expert_ids
     expect(ids.dim() == 2 and ids.dtype == torch.int32, "expert_ids", ids, "rows of int32")
-    known = ((ids >= 0) & (ids < moe_expert_num)).all()
-    expect(known, "expert_ids", ids.tolist(), f"numbers from 0 to {moe_expert_num - 1}")
+    in_range = ((ids >= 0) & (ids < moe_expert_num)).all()
+    expect(in_range, "expert_ids", ids.tolist(), f"numbers from 0 to {moe_expert_num - 1}")
     most = global_bs // peers.size or len(x)
     expect(len(x) <= most, "global_bs", global_bs, f"{len(x) * peers.size} at least, for {len(x)} tokens")
     use = limits.MoE(peers.size, moe_expert_num, x.size(1), most, ids.size(1), "", 1, 0, 2)

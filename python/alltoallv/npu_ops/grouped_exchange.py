@@ -122,7 +122,7 @@ def _grouped_matmul(
 
 
 _EXACT: dict[str, Any] = dict.fromkeys(
-    [f"{one}_{what}" for one in ("gmm_x", "gmm_weight", "mm_x", "mm_weight") for what in ("scale", "quant_mode")]
+    [f"{name}_{what}" for name in ("gmm_x", "gmm_weight", "mm_x", "mm_weight") for what in ("scale", "quant_mode")]
     + ["gmm_y_dtype", "mm_y_dtype"]
 )
 _AS_GIVEN: dict[str, Any] = {"trans_gmm_weight": False, "trans_mm_weight": False}

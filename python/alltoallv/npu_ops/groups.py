@@ -93,17 +93,17 @@ class Group:
 
     def part(self, ranks: Sequence[int]) -> Group:
         """Returns the group of some of the ranks, in their order; the others take no part in making it."""
-        own, whole = self.ranks, self._group or dist.group.WORLD
+        own, parent = self.ranks, self._group or dist.group.WORLD
         members = tuple(own[rank] for rank in ranks)
         if len(members) == self.size:
             return self
-        if whole not in _parts:
-            _parts[whole] = {}
-            weakref.finalize(whole, _destroy, _parts[whole]).atexit = False
-        if members not in _parts[whole]:
+        if parent not in _parts:
+            _parts[parent] = {}
+            weakref.finalize(parent, _destroy, _parts[parent]).atexit = False
+        if members not in _parts[parent]:
             kind = dist.get_backend(self._group)
-            _parts[whole][members] = dist.new_group(list(members), backend=kind, use_local_synchronization=True)
-        return Group(_parts[whole][members], self._device)
+            _parts[parent][members] = dist.new_group(list(members), backend=kind, use_local_synchronization=True)
+        return Group(_parts[parent][members], self._device)
 
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
         """Sends ``sends[j]`` rows to rank j, in rank order; returns the received rows of all ranks, in that order."""

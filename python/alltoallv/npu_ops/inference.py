@@ -57,29 +57,29 @@ class _Codes(NamedTuple):
         offset = 0.0 if self.offset is None else self._spread(self.offset, codes.shape, number, table)
         return (codes.float() + offset) * self._spread(present(self.scale, "", ""), codes.shape, number, table)
 
-    def _spread(self, given: Tensor, shape: Sequence[int], number: int, table: Tensor | None) -> Tensor:
+    def _spread(self, scales: Tensor, shape: Sequence[int], number: int, table: Tensor | None) -> Tensor:
         heads, length, size = shape
-        given = given.float()
+        scales = scales.float()
         if self.mode == 0:  # of the channels of each head, or one
-            fits = given.numel() in (1, heads * size)
-            expect(fits, f"{self.name}'s scale or offset", given, f"1 or {heads} * {size} numbers for mode 0")
-            return given.reshape(1) if given.numel() == 1 else given.reshape(heads, 1, size)
+            fits = scales.numel() in (1, heads * size)
+            expect(fits, f"{self.name}'s scale or offset", scales, f"1 or {heads} * {size} numbers for mode 0")
+            return scales.reshape(1) if scales.numel() == 1 else scales.reshape(heads, 1, size)
         if self.mode == 2:  # of the heads
-            expect(given.numel() == heads, f"{self.name}'s scale or offset", given, f"{heads} numbers for mode 2")
-            return given.reshape(heads, 1, 1)
+            expect(scales.numel() == heads, f"{self.name}'s scale or offset", scales, f"{heads} numbers for mode 2")
+            return scales.reshape(heads, 1, 1)
         if self.mode in (4, 5):  # of the tokens of each block, with 5 by head
             used = present(table, "block_table", f"the blocks, for mode {self.mode}").long()
-            blocks = given[used] if self.mode == 5 else given[used].unsqueeze(1)
+            blocks = scales[used] if self.mode == 5 else scales[used].unsqueeze(1)
             return blocks.transpose(0, 1).flatten(1)[:, :length].unsqueeze(-1)
-        own = given.reshape(-1, heads if self.mode == 3 else 1, given.size(-1))[number]  # of tokens, with 3 by head
-        expect(own.size(-1) >= length, f"{self.name}'s scale or offset", given, f"numbers for {length} tokens")
+        own = scales.reshape(-1, heads if self.mode == 3 else 1, scales.size(-1))[number]  # of tokens, with 3 by head
+        expect(own.size(-1) >= length, f"{self.name}'s scale or offset", scales, f"numbers for {length} tokens")
         return own[:, :length].unsqueeze(-1)
 
 
-def _prefix(name: str, given: Tensor | None, layout: str, heads: int, length: Sequence[int] | None) -> Tensor:
+def _prefix(name: str, prefix: Tensor | None, layout: str, heads: int, length: Sequence[int] | None) -> Tensor:
     """Returns the keys or values, [heads, length, size], that stand before those of every sequence."""
-    rows = batch_of(present(given, f"{name}_shared_prefix", "a tensor, as for keys and values"), layout, heads)
-    expect(len(rows) == 1, f"{name}_shared_prefix", given, "a batch of one")
+    rows = batch_of(present(prefix, f"{name}_shared_prefix", "a tensor, as for keys and values"), layout, heads)
+    expect(len(rows) == 1, f"{name}_shared_prefix", prefix, "a batch of one")
     count = rows.size(2) if length is None else int(length[0])
     expect(count in range(rows.size(2) + 1), "actual_shared_prefix_len", length, f"{rows.size(2)} at most")
     return rows[0, :, :count]
@@ -159,8 +159,8 @@ def fused_infer_attention_score(
     ]
     if antiquant_scale is not None and key_antiquant_scale is None and value_antiquant_scale is None:
         expect(antiquant_mode in (0, 1), "antiquant_mode", antiquant_mode, "0 or 1")
-        for name, given in (("antiquant_scale", antiquant_scale), ("antiquant_offset", antiquant_offset)):
-            expect(given is None or given.size(0) == 2, name, given, "a part for keys and one for values")
+        for name, tensor in (("antiquant_scale", antiquant_scale), ("antiquant_offset", antiquant_offset)):
+            expect(tensor is None or tensor.size(0) == 2, name, tensor, "a part for keys and one for values")
         offsets = (None, None) if antiquant_offset is None else antiquant_offset
         parts = zip(("key", "value"), antiquant_scale, offsets, strict=True)
         coded = [_Codes(*part, antiquant_mode) for part in parts]
@@ -199,8 +199,8 @@ def fused_infer_attention_score(
         fits = plain and sparse_mode != 2
         expect(fits, "key_shared_prefix", key_shared_prefix, "None for tokens, blocks, rope, int8 or sparse_mode 2")
         prefixes = [
-            _prefix(name, given, layout, kv_heads, actual_shared_prefix_len)
-            for name, given in (("key", key_shared_prefix), ("value", value_shared_prefix))
+            _prefix(name, tensor, layout, kv_heads, actual_shared_prefix_len)
+            for name, tensor in (("key", key_shared_prefix), ("value", value_shared_prefix))
         ]
     quantized = [codes.checked(x) for codes, x in zip(coded, (key, value), strict=True)]
     results, sums = [], []
@@ -253,8 +253,8 @@ _INFERENCE_NAMES_V2 = {
 }  # fmt: skip
 _ONE_ANTIQUANT: dict[str, Any] = {"antiquant_scale": None, "antiquant_offset": None, "antiquant_mode": 0}
 _OWN_ANTIQUANT: dict[str, Any] = {
-    f"{one}_antiquant_{what}": 0 if what == "mode" else None
-    for one in ("key", "value")
+    f"{operand}_antiquant_{what}": 0 if what == "mode" else None
+    for operand in ("key", "value")
     for what in ("scale", "offset", "mode")
 }
 _NO_LSE: dict[str, Any] = {

@@ -218,13 +218,13 @@ def quant_matmul(
         expect(mx, "pertoken_scale", pertoken_scale, "scales of float8_e8m0fnu, like scale")
         expect(group_sizes is None or sizes == [1, 1, 32], "group_sizes", group_sizes, "[1, 1, 32]")
         expect(offset is None, "offset", offset, "None, for numbers of mx")
-        for name, given in (("x1_dtype", x1_dtype), ("x2_dtype", x2_dtype)):
-            expect(element_of(given) != E1M2, name, given, "float8_e5m2, float8_e4m3fn or float4_e2m1fn_x2")
+        for name, kind in (("x1_dtype", x1_dtype), ("x2_dtype", x2_dtype)):
+            expect(element_of(kind) != E1M2, name, kind, "float8_e5m2, float8_e4m3fn or float4_e2m1fn_x2")
         rows = Blocks("x1", x1, x1_dtype, "pertoken_scale", present(pertoken_scale, "", ""))
         total = product_of_blocks(rows, Blocks("x2", x2, x2_dtype, "scale", scale))
         return (total if bias is None else total + bias.float()).to(_floating(output_dtype))
-    for name, given in (("pertoken_scale", pertoken_scale_dtype), ("x1", x1_dtype), ("x2", x2_dtype)):
-        expect(given is None, f"{name}_dtype", given, "None, where scale_dtype is not float8_e8m0fnu")
+    for name, kind in (("pertoken_scale", pertoken_scale_dtype), ("x1", x1_dtype), ("x2", x2_dtype)):
+        expect(kind is None, f"{name}_dtype", kind, "None, where scale_dtype is not float8_e8m0fnu")
     kinds = (torch.float8_e4m3fn, torch.float8_e5m2) if x1.is_floating_point() else (torch.int8, torch.int32)
     for name, value in (("x1", x1), ("x2", x2)):
         expected = "int8, int32 with eight numbers of four bits, or float8 like the other"

@@ -74,11 +74,11 @@ def elements(argument: str, codes: Tensor, dtype: int | None) -> Element:
     expected = "float8_e5m2 or float8_e4m3fn, or float4_e2m1fn_x2 or float4_e1m2fn_x2 in bytes"
     named, own = element_of(dtype), _BY_DTYPE.get(codes.dtype)
     expect(dtype is None or named is not None, f"{argument}_dtype", dtype, expected)
-    found = named or own
-    if found is None or codes.dtype not in (found.dtype, torch.int8 if found.values else found.dtype):
+    element = named or own
+    if element is None or codes.dtype not in (element.dtype, torch.int8 if element.values else element.dtype):
         expect(False, argument, codes, expected)
-    assert found is not None
-    return found
+    assert element is not None
+    return element
 
 
 def _unpacked(codes: Tensor, element: Element) -> Tensor:
@@ -177,7 +177,7 @@ def product_of_blocks(a: Blocks, b: Blocks) -> Tensor:
     """Multiplies mx matrices [.., m, k] and [.., k, n] in float32; scales are [.., m, k / 64, 2] and
     [.., k / 64, n, 2].
     """
-    first, second = (elements(one.name, one.codes, one.dtype) for one in (a, b))
+    first, second = (elements(blocks.name, blocks.codes, blocks.dtype) for blocks in (a, b))
     k = a.codes.size(-1) * (2 if first.values else 1)
     rows, columns = block_values(a.codes, first, k, -1), block_values(b.codes, second, k, -2).mT
     expect(columns.size(-1) == k, b.name, b.codes, f"{k} rows")

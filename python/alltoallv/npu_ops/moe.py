@@ -267,16 +267,16 @@ def init_routing_v2(
     expect(quant_mode in modes, "quant_mode", quant_mode, f"one of {modes}, for drop_pad_mode {drop_pad_mode}")
     expect(quant_mode not in _MX or scale is None, "scale", scale, "None, for numbers of mx")
     for name, value in (("scale", scale), ("offset", offset)):
-        one = value is not None and value.numel() == 1
-        expect(quant_mode or one, name, value, "one number, for quant_mode 0")
+        is_number = value is not None and value.numel() == 1
+        expect(quant_mode or is_number, name, value, "one number, for quant_mode 0")
     expect(not quant_mode or offset is None, "offset", offset, "None, but for quant_mode 0")
     expect(quant_mode != 9 or x.size(1) % 2 == 0, "x", x, "rows of an even size, for quant_mode 9")
     expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
     expect(row_idx_type in indices, "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
     _check_choices("expert_idx", expert_idx, x)
     first, end = active_expert_range or (0, expert_num)
-    whole = not drop_pad_mode or (first, end) == (0, expert_num)
-    expect(whole, "active_expert_range", active_expert_range, "all experts, for drop_pad_mode 1")
+    all_experts = not drop_pad_mode or (first, end) == (0, expert_num)
+    expect(all_experts, "active_expert_range", active_expert_range, "all experts, for drop_pad_mode 1")
     experts = expert_idx.reshape(-1).long()
     here = (experts >= first) & (experts < end)
     counts = experts[here].bincount(minlength=expert_num)

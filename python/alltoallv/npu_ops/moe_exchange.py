@@ -54,8 +54,8 @@ def check_moe(
 
     The choices are among the experts that are ``left``.
     """
-    one = tp is None or experts.local == 1
-    expect(one, "moe_expert_num", experts.moe, "one expert for each rank, for tp_world_size 2")
+    single_expert = tp is None or experts.local == 1
+    expect(single_expert, "moe_expert_num", experts.moe, "one expert for each rank, for tp_world_size 2")
     expect(x.dim() == 2, "x", x, "two dimensions")
     expect(ids.dim() == 2 and ids.size(1) > 0, "expert_ids", ids, "a row for each token")
     expect(ids.dtype == torch.int32, "expert_ids", ids, "int32")
@@ -141,23 +141,23 @@ class Precision(NamedTuple):
         expect(plain, "x", x, f"float16 or bfloat16, for quant_mode {mode}")
         named = x_dtype is None or (mode == 0 and x_dtype in _BY_BYTES and x.dtype == torch.uint8)
         expect(named, "x_dtype", x_dtype, "None, or hifloat8 or a dtype of four bits, for bytes and quant_mode 0")
-        known = {
+        supported = {
             2: y_dtype in (None, 1, 258) or (self.element is not None and not self.element.values),
             3: self.element is not None and not self.element.values,
             4: self.element is not None,
             5: self.element is not None,
         }
         expected = f"float8_e4m3fn, float8_e5m2{', a dtype of four bits' * (mode > 3)}{' or int8' * (mode == 2)}"
-        right = known.get(mode, y_dtype is None or (mode == 1 and y_dtype in (1, 258)))
+        right = supported.get(mode, y_dtype is None or (mode == 1 and y_dtype in (1, 258)))
         expect(right, "y_dtype", y_dtype, expected if mode > 1 else "None")
         of_experts = experts.extra + experts.moe, hidden
         if mode == 0:
             travels = scales is None or (eights and scales.dim() == 2 and len(scales) == rows)
             expect(travels, "scales", scales, "None with quant_mode 0, but for float8: then a row for each token")
         elif mode == 1:
-            given = present(scales, "scales", "scales, for quant_mode 1")
+            scale = present(scales, "scales", "scales, for quant_mode 1")
             expect(
-                given.shape in ((1,), (hidden,), of_experts), "scales", given, f"1, {hidden} or {of_experts} numbers"
+                scale.shape in ((1,), (hidden,), of_experts), "scales", scale, f"1, {hidden} or {of_experts} numbers"
             )
         else:
             fits = scales is None or scales.shape == of_experts
@@ -231,12 +231,12 @@ def _dispatch(
     expect(expert_token_nums_type in (0, 1), "expert_token_nums_type", expert_token_nums_type, kinds)
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
-    whole = Experts(group, name, moe_expert_num, *shared, *special)
-    experts = remaining(whole, elastic_info)
+    all_experts = Experts(group, name, moe_expert_num, *shared, *special)
+    experts = remaining(all_experts, elastic_info)
     group = experts.group
     tp = _tensor_parallel(group_tp, tp_world_size, tp_rank_id, group_ep)
     terms = x_active_mask, expert_scales, ep_rank_id, tp, global_bs, comm_alg, version
-    same = check_moe(whole, experts, x, expert_ids, *terms)
+    same = check_moe(all_experts, experts, x, expert_ids, *terms)
     expect(tp is None or elastic_info is None, "elastic_info", elastic_info, "None, for tp_world_size 2")
     expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
     travels = Precision(quant_mode, element_of(y_dtype), scales)
@@ -249,7 +249,7 @@ def _dispatch(
     for argument, value in (("scales", scales), ("expert_scales", expert_scales)):
         same[f"the presence of {argument}"] = int(value is not None)
     _agree(group, tp, name, same)
-    room = whole.room(global_bs or len(x) * whole.group.size, expert_ids.size(1), elastic_info is not None)
+    room = all_experts.room(global_bs or len(x) * all_experts.group.size, expert_ids.size(1), elastic_info is not None)
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     choices = chosen(ids, mask, experts)
     sent = counts_of(ids, choices, experts)
@@ -282,8 +282,8 @@ def _dispatch(
     arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
     numbers = per_expert.cumsum(0) if expert_token_nums_type == 0 else per_expert
     if elastic_info is not None:  # results are as long as before ranks left, and as those of ranks with all experts
-        numbers = functional.pad(numbers, (0, whole.local - len(numbers)))
-        ends = functional.pad(ends, (0, whole.local * whole.group.size - len(ends)))
+        numbers = functional.pad(numbers, (0, all_experts.local - len(numbers)))
+        ends = functional.pad(ends, (0, all_experts.local * all_experts.group.size - len(ends)))
     if version == 2:
         places = torch.zeros(128 * room, dtype=torch.int32)
     else:
@@ -395,13 +395,13 @@ def _combine(
     alone = shared_expert_x is None or not shared_expert_rank_num
     expect(alone, "shared_expert_x", shared_expert_x, "None, where ranks have the shared experts")
     numbers = shared_expert_num, shared_expert_rank_num, zero_expert_num, copy_expert_num, const_expert_num
-    whole = Experts(group, name, moe_expert_num, *numbers)
-    experts = remaining(whole, elastic_info)
+    all_experts = Experts(group, name, moe_expert_num, *numbers)
+    experts = remaining(all_experts, elastic_info)
     group = experts.group
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     tp = _tensor_parallel(group_tp, tp_world_size, tp_rank_id, group_ep)
     terms = x_active_mask, expert_scales, ep_rank_id, tp, global_bs, comm_alg, version
-    same = check_moe(whole, experts, expand_x, expert_ids, *terms)
+    same = check_moe(all_experts, experts, expand_x, expert_ids, *terms)
     expect(tp is None or elastic_info is None, "elastic_info", elastic_info, "None, for tp_world_size 2")
     expect(tp is None or comm_quant_mode == 0, "comm_quant_mode", comm_quant_mode, "0, for tp_world_size 2")
     same |= {"comm_quant_mode": comm_quant_mode, "norm_eps": f"{norm_eps:g}"}

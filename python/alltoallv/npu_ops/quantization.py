@@ -35,8 +35,8 @@ def quantize_rows(x: Tensor, dtype: torch.dtype | Element, dim: int | None = -1)
 
     With ``dim`` None there is one scale for all rows.
     """
-    known = not dtype.values if isinstance(dtype, Element) else dtype in _LARGEST
-    expect(known, "dst_type", dtype, "int8, quint4x2, float8_e4m3fn or float8_e5m2")
+    supported = not dtype.values if isinstance(dtype, Element) else dtype in _LARGEST
+    expect(supported, "dst_type", dtype, "int8, quint4x2, float8_e4m3fn or float8_e5m2")
     x = x.detach()  # the integers have no gradient, and the gradient of the scales alone would not be the rows'
     sizes, axis = (x.abs().view(-1), -1) if dim is None else (x.abs(), dim)
     largest = sizes.amax(axis, keepdim=True) if sizes.size(axis) else sizes.sum(axis, keepdim=True)
@@ -206,17 +206,17 @@ def grouped_matmul_swiglu_quant_v2(
         expected = "2 for numbers of mx, and otherwise 0: a scale for each row, and for each column of the weights"
         expect((mode or 0) == (2 if mx else 0), name, mode, expected)
     element = element_of(quant_dtype)
-    known = not element.values if element is not None else quant_dtype in (None, 1, 258) and not mx
-    expect(known, "quant_dtype", quant_dtype, "float8_e4m3fn or float8_e5m2, or int8 where there is no mx")
-    for name, given in (("x_dtype", x_dtype), ("weight_dtype", weight_dtype)):
-        expect(mx or given is None, name, given, "None, where there are no scales of float8_e8m0fnu")
+    supported = not element.values if element is not None else quant_dtype in (None, 1, 258) and not mx
+    expect(supported, "quant_dtype", quant_dtype, "float8_e4m3fn or float8_e5m2, or int8 where there is no mx")
+    for name, element_type in (("x_dtype", x_dtype), ("weight_dtype", weight_dtype)):
+        expect(mx or element_type is None, name, element_type, "None, where there are no scales of float8_e8m0fnu")
     eights = (torch.float8_e4m3fn, torch.float8_e5m2)
     expect(mx or x.dtype in (torch.int8, *eights), "x", x, "int8 or float8")
     ends = ends_of(group_list, group_list_type or 0)
     each = [plane for part in weight for plane in (part if part.dim() == 3 else [part])]
     fours = each[0].dtype == torch.int32 and x.dtype == torch.int8
-    whole = weight[0].dim() == 3 if fours else weight_scale[0].dim() == (4 if mx else 2)
-    scales = [plane for part in weight_scale for plane in (part if whole else [part])]
+    stacked = weight[0].dim() == 3 if fours else weight_scale[0].dim() == (4 if mx else 2)
+    scales = [plane for part in weight_scale for plane in (part if stacked else [part])]
     added = [plane for part in weight_assist_matrix or [] for plane in (part if part.dim() == 2 else [part])]
     expect(len(each) == len(scales) == len(ends), "weight", len(each), f"one for each of {len(ends)} groups")
     need = len(ends) if fours else 0

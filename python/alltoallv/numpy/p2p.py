@@ -149,10 +149,10 @@ def probe(
     """
     comm, limit = resolve(group), _core.read_timeout(timeout)
     operator = "probe" if wait else "look"
-    found = messages.post(operator, comm, "uint8", (0, 0), src, tag, waits=True).run(limit)
-    if found.source < 0:
+    matched = messages.post(operator, comm, "uint8", (0, 0), src, tag, waits=True).run(limit)
+    if matched.source < 0:
         return None
-    return Envelope(found.source, found.tag, found.count, found.count * item_size(found.dtype))
+    return Envelope(matched.source, matched.tag, matched.count, matched.count * item_size(matched.dtype))
 
 
 def sendrecv(

@@ -39,8 +39,8 @@ def _assign_pos(x: Tensor, cum_count: Tensor) -> Tensor:
     values, ends = _integers("x", x).reshape(-1), _integers("cum_count", cum_count)
     places = np.empty(int(ends[-1]), ends.dtype)
     for expert, end in enumerate(ends):
-        found = np.flatnonzero(values == expert)[::-1]
-        places[end - found.size : end] = found
+        chosen = np.flatnonzero(values == expert)[::-1]
+        places[end - chosen.size : end] = chosen
     return paddle.to_tensor(places)
 
 

@@ -51,8 +51,8 @@ class Accuracy:
         """Returns None where the caller asks for neither."""
         if max_error is None:
             return Accuracy(bound) if bound else None
-        given = f"format is {format!r}" if format is not None else None if bits == 8 else f"bits is {bits!r}"
-        return Accuracy(bound, max_error, given)
+        conflict = f"format is {format!r}" if format is not None else None if bits == 8 else f"bits is {bits!r}"
+        return Accuracy(bound, max_error, conflict)
 
     def check(self, options: Options, feedback: Any) -> None:
         """Raises InvalidParamError for a ``max_error`` that is not one, or that other arguments exclude."""
@@ -91,7 +91,7 @@ def chosen(
     count: int,
     out_dtype: str,
     row: bool = False,
-    offers: Callable[[Quantization], bool] = lambda how: True,
+    offers: Callable[[Quantization], bool] = lambda spec: True,
 ) -> Options:
     """Returns the options with the format of the fewest bytes that keeps every rank's ``max_error``, the same on all.
 
@@ -119,7 +119,7 @@ def chosen(
                 id=1176,
             )
     largest = [float(np.uint32(magnitude).view(np.float32)) for magnitude in magnitudes]
-    found = []
+    candidates = []
     for name, form in _core.code_formats.items():
         group_size = options.group_size
         if group_size is None and row and not form.group_size:
@@ -127,39 +127,39 @@ def chosen(
         fits = group_size is None or form.group_size in (0, group_size)
         if not fits or form.rotated or form.spikes:  # by the largest magnitude alone they promise no less than others
             continue
-        how = Quantization.checked(name, group_size, options.gather, options.op, options.overflow)
-        if not offers(how):
+        spec = Quantization.checked(name, group_size, options.gather, options.op, options.overflow)
+        if not offers(spec):
             continue
         ranks = [max(largest)] if row else largest
-        found.append((how.code_bytes(count) + how.scale_bytes(count), worst(how, ranks, out_dtype), how))
-    kept = [each for each in found if each[1] <= wanted[0]]
+        candidates.append((spec.code_bytes(count) + spec.scale_bytes(count), worst(spec, ranks, out_dtype), spec))
+    kept = [each for each in candidates if each[1] <= wanted[0]]
     if not kept:
-        _, best, how = min(found, key=lambda each: each[1])
+        _, best, spec = min(candidates, key=lambda each: each[1])
         raise InvalidParamError(
             f"max_error is {wanted[0]:g}, but the best bound of a format is {best:.6g}, "
-            f"of {how.format} in groups of {how.group_size}",
+            f"of {spec.format} in groups of {spec.group_size}",
             id=1177,
         )
-    how = min(kept, key=lambda each: each[:2])[2]
-    return options._replace(format=how.format, group_size=how.group_size)
+    spec = min(kept, key=lambda each: each[:2])[2]
+    return options._replace(format=spec.format, group_size=spec.group_size)
 
 
-def worst(how: Quantization, largest: Sequence[float], out_dtype: str) -> float:
+def worst(spec: Quantization, largest: Sequence[float], out_dtype: str) -> float:
     """Returns what no bound of a sum exceeds if ``largest`` are the largest magnitudes of the ranks, all finite."""
-    size, name = len(largest), how.format
+    size, name = len(largest), spec.format
     codes = max(error for error in _core.code_errors(name, size) if math.isfinite(error))
     errors, values, tensors = 0.0, 0.0, 0.0
     for magnitude in largest:
         scale, tensor = _largest_scale(name, magnitude)
         errors, values, tensors = errors + codes * scale, values + magnitude + codes * scale, tensors + tensor
-    if how.op == "avg":
+    if spec.op == "avg":
         errors, values, tensors = errors / size, values / size, tensors / size
     values *= 1 + 2.0**-20
-    if how.gather == "quantized":
+    if spec.gather == "quantized":
         scale = 448 * tensors if tensors else _largest_scale(name, values)[0]
         errors, values = errors + codes * scale, values + codes * scale
     unit, least, most = _ROUNDING[out_dtype]
-    if values * (1 + 2.0**-20) > float(np.finfo(np.float32).max) or (how.overflow == "infinity" and values > most):
+    if values * (1 + 2.0**-20) > float(np.finfo(np.float32).max) or (spec.overflow == "infinity" and values > most):
         return math.inf
     errors += values * unit + least + max(values - most, 0.0)
     return errors * (1 + (size + 20) * 2.0**-22) + (size + 2) * 2.0**-122

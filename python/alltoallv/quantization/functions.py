@@ -146,7 +146,7 @@ class Quantized(Generic[A]):
         count = math.prod(shape[1:] if by_rows else shape)
         return bounds.chosen(words, options, count, out_dtype, by_rows, self.offers)
 
-    def offers(self, how: Quantization) -> bool:
+    def offers(self, spec: Quantization) -> bool:
         """Returns whether calls can have a format, the same on all ranks."""
         return True
 

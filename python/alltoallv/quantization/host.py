@@ -129,19 +129,19 @@ class RowsCall(Generic[A]):
         return self._adapter.allocate((rows, *self._tail), self.rows.out_dtype, self.rows.input)
 
     def _allocate(self, rows: int) -> Any:
-        how, values = self.rows.quantization, self._values(rows)
+        spec, values = self.rows.quantization, self._values(rows)
         if not self.rows.bound:
             return values
-        bounds = self._adapter.allocate((rows, how.groups(self.rows.length)), "float32", self.rows.input)
-        return Bounded(values, bounds, how.format)
+        bounds = self._adapter.allocate((rows, spec.groups(self.rows.length)), "float32", self.rows.input)
+        return Bounded(values, bounds, spec.format)
 
     def _filled(self, coded: Codes, out: Any) -> Any:
-        how = self.rows.received()
+        spec = self.rows.received()
         if not isinstance(out, Bounded):
-            self._decode(coded, out, how)
+            self._decode(coded, out, spec)
             return out
-        self._decode(coded, out.output, how)
-        _core.bound_rows(*self._about(coded), how.overflow, self._adapter.region(out.bound)[0])
+        self._decode(coded, out.output, spec)
+        _core.bound_rows(*self._about(coded), spec.overflow, self._adapter.region(out.bound)[0])
         return out
 
     def _decode(self, coded: Codes, out: A, quantization: Quantization) -> bool:
@@ -149,8 +149,8 @@ class RowsCall(Generic[A]):
         return _core.dequantize_rows(*self._about(coded), quantization.overflow, address)
 
     def _about(self, coded: Codes) -> tuple[str, int, str, int, int, int]:
-        rows, how = self.rows, self.rows.quantization
-        return how.format, how.group_size, rows.out_dtype, _address(coded), len(coded), rows.length
+        rows, spec = self.rows, self.rows.quantization
+        return spec.format, spec.group_size, rows.out_dtype, _address(coded), len(coded), rows.length
 
 
 class StraightReduction(Map[A]):

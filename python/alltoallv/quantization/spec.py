@@ -160,8 +160,8 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     if row is None:
         if isinstance(format, str) and format.startswith("int") and "_" not in format:
-            known = (each.bits for name, each in _core.code_formats.items() if name == f"int{each.bits}")
-            *larger, least = map(str, sorted(known, reverse=True))
+            widths = (each.bits for name, each in _core.code_formats.items() if name == f"int{each.bits}")
+            *larger, least = map(str, sorted(widths, reverse=True))
             raise InvalidParamError(f"bits is {format[3:]}, expected {', '.join(larger)} or {least}", id=1197)
         raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}", id=1198)
     if group_size is None:

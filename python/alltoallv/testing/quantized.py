@@ -110,8 +110,8 @@ def quantized_all_reduce(
     target = inputs[0].dtype if dtype is None else dtype
     result = cast(total, target, overflow).reshape(inputs[0].shape)
     if bounds is not None:
-        found = bounds_of(codes, total, op == "avg", again, target, overflow)
-        bounds.extend(found.copy() for _ in range(size))
+        own_bounds = bounds_of(codes, total, op == "avg", again, target, overflow)
+        bounds.extend(own_bounds.copy() for _ in range(size))
     return [result.copy() for _ in range(size)]
 
 
@@ -144,10 +144,10 @@ def quantized_reduce_scatter(
         part = slice(sum(counts[:r]), sum(counts[: r + 1]))
         part_errors = None if errors is None else [error[part] for error in errors]
         parts = [x[part] for x in inputs]
-        found: list[Floats] = []
-        results.append(quantized_all_reduce(parts, errors=part_errors, overflow=overflow, bounds=found, **options)[r])
+        worst: list[Floats] = []
+        results.append(quantized_all_reduce(parts, errors=part_errors, overflow=overflow, bounds=worst, **options)[r])
         if bounds is not None:
-            bounds.append(found[r])
+            bounds.append(worst[r])
     return results
 
 
@@ -174,20 +174,20 @@ def quantized_all_to_all(
         overflow: what becomes of values that do not fit.
         bounds: a list to which every rank's bound is appended, [rows, groups of a row].
     """
-    restored, known = [], []
+    restored, sent_bounds = [], []
     for x in inputs:
         fixed = FORMATS[named(bits, format)].group_size
         group = max(1, (fixed or math.prod(x.shape[1:])) if group_size is None else group_size)
         target = dtype_of(x.dtype if dtype is None else dtype)
-        rows, found = np.zeros(x.shape, target), np.zeros((len(x), -(-math.prod(x.shape[1:]) // group)), _F32)
+        rows, row_bounds = np.zeros(x.shape, target), np.zeros((len(x), -(-math.prod(x.shape[1:]) // group)), _F32)
         for t in range(len(x)):
             coded = quantize(x[t], group, bits, format=format)
             rows[t] = dequantize(coded, target, overflow).reshape(x.shape[1:])
-            found[t] = bounds_of([coded], dequantize(coded), dtype=target, overflow=overflow)
+            row_bounds[t] = bounds_of([coded], dequantize(coded), dtype=target, overflow=overflow)
         restored.append(rows)
-        known.append(found)
+        sent_bounds.append(row_bounds)
     if bounds is not None:
-        bounds.extend(all_to_all_v(known, send_counts))
+        bounds.extend(all_to_all_v(sent_bounds, send_counts))
     return all_to_all_v(restored, send_counts)
 
 

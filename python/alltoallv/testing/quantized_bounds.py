@@ -50,8 +50,8 @@ def bounds(
             return np.zeros(0, _F32)
         most = np.maximum.reduceat(np.abs(values.reshape(-1)), starts)
         error = np.maximum.reduceat(total, starts) + _rounding(most, dtype_of(dtype).name, overflow)
-        found = error * _up(1 + (size + 16) * 2.0**-23) + _up((size + 2) * 2.0**-123)
-    result: Floats = np.where(np.isfinite(most), found, _INF).astype(_F32)
+        bound = error * _up(1 + (size + 16) * 2.0**-23) + _up((size + 2) * 2.0**-123)
+    result: Floats = np.where(np.isfinite(most), bound, _INF).astype(_F32)
     return result
 
 
@@ -61,12 +61,12 @@ def code_errors(name: str, ranks: int) -> Floats:
     if form.is_integer:
         return np.full(2**form.bits, _up(0.5 + form.most * arithmetic))
     values = np.abs(formats.decode(np.arange(2**form.bits, dtype=np.uint8), form).astype(np.float64))
-    known = np.unique(values[values <= form.most])
-    gaps = np.maximum(np.diff(known, prepend=0), np.diff(known, append=known[-1]))
+    magnitudes = np.unique(values[values <= form.most])
+    gaps = np.maximum(np.diff(magnitudes, prepend=0), np.diff(magnitudes, append=magnitudes[-1]))
     if form.scale == "float8_e8m0fnu" and not form.rounds_up:
         gaps[-1] = max(gaps[-1], 2 * (2.0 ** np.ceil(np.log2(form.most)) - form.most))
-    errors = np.array([_up(error) for error in gaps / 2 + known * arithmetic])
-    return np.where(values <= form.most, errors[np.searchsorted(known, np.fmin(values, form.most))], _INF)
+    errors = np.array([_up(error) for error in gaps / 2 + magnitudes * arithmetic])
+    return np.where(values <= form.most, errors[np.searchsorted(magnitudes, np.fmin(values, form.most))], _INF)
 
 
 def turned_errors(name: str, ranks: int) -> Floats:
@@ -90,8 +90,8 @@ def scale_errors(name: str) -> Floats:
     gaps = np.diff(values, append=np.nan)
     excess = np.where(values == 448.0, 0.0, form.most * gaps / 2)
     half_gaps = np.where(values == 0, _half_gap(form, 0), _half_gap(form, -1))
-    found = np.where(np.isnan(values) | np.signbit(values), np.inf, np.maximum(values, excess / half_gaps))
-    return np.array([_up(x) if np.isfinite(x) else _INF for x in found])
+    errors = np.where(np.isnan(values) | np.signbit(values), np.inf, np.maximum(values, excess / half_gaps))
+    return np.array([_up(x) if np.isfinite(x) else _INF for x in errors])
 
 
 def _half_gap(form: Format, at: int) -> float:
@@ -112,8 +112,8 @@ def _errors(source: Quantized, ranks: int) -> Floats:
         scales = np.where(scales == _F32(2.0**126), _INF, scales)
     codes: Array = codes_of(source).view(np.uint8) & (2**source.form.bits - 1)
     spread: Floats = np.repeat(scales, min(source.group_size, max(source.count, 1)))[: source.count]
-    found: Floats = table[codes[: source.count]] * spread
-    return found
+    errors: Floats = table[codes[: source.count]] * spread
+    return errors
 
 
 def _shaped_errors(source: Quantized, ranks: int) -> Floats:
@@ -132,16 +132,16 @@ def _shaped_errors(source: Quantized, ranks: int) -> Floats:
             unit = np.where(magnitude == _F32(float.fromhex("0x1.fep127")), 2 * unit, unit)
             error = unit + magnitude * _up((ranks + 8) * 2.0**-24)
             errors = np.where(index < lengths, np.maximum(errors, error), errors)
-    found: Floats = np.repeat(errors.astype(_F32), lengths)
-    return found
+    by_element: Floats = np.repeat(errors.astype(_F32), lengths)
+    return by_element
 
 
 def _rounding(most: Floats, dtype: str, overflow: Overflow) -> Floats:
     if dtype == "float32":
         return np.zeros_like(most)
     unit, least, largest, too_large = map(_F32, _UNIT[dtype])
-    found: Floats = most * unit + least + np.maximum(most - largest, _F32(0))
-    return np.where(most >= too_large, _INF, found) if overflow == "infinity" else found
+    error: Floats = most * unit + least + np.maximum(most - largest, _F32(0))
+    return np.where(most >= too_large, _INF, error) if overflow == "infinity" else error
 
 
 def _up(value: float) -> np.float32:

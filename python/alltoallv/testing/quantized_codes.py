@@ -78,8 +78,8 @@ class Quantized:
 def named(bits: int = 8, format: str | None = None) -> str:
     """Returns the format; if it is None, the one of ``bits``."""
     if format is None and f"int{bits}" not in FORMATS:
-        known = sorted((form.bits for name, form in FORMATS.items() if name == f"int{form.bits}"), reverse=True)
-        raise ValueError(f"bits is {bits}, expected {', '.join(map(str, known[:-1]))} or {known[-1]}")
+        widths = sorted((form.bits for name, form in FORMATS.items() if name == f"int{form.bits}"), reverse=True)
+        raise ValueError(f"bits is {bits}, expected {', '.join(map(str, widths[:-1]))} or {widths[-1]}")
     return f"int{bits}" if format is None else format
 
 
@@ -138,11 +138,11 @@ def quantize(
     with np.errstate(all="ignore"):
         if error is not None:
             values = values + error.reshape(-1)
-        given = groups = _rows(values, group_size)
+        unshaped = groups = _rows(values, group_size)
         kept: Array
         spikes = None
         if form.shaped:
-            groups, turned, apart = shapes.shaped(given, values.size, form)
+            groups, turned, apart = shapes.shaped(unshaped, values.size, form)
             spikes = apart if form.spikes else None
         if form.scale == "float32":
             kept = scales = _scale_of(np.max(np.abs(groups), axis=1), form.most)
@@ -159,10 +159,10 @@ def quantize(
             codes = formats.encode(groups, scales, form).view(np.int8)
             numbers = formats.decode(codes.view(np.uint8), form)
         if error is not None:
-            made = numbers * scales[:, None]
+            restored = numbers * scales[:, None]
             if form.shaped:
-                made = shapes.restored(made, values.size, scales, apart, form)
-            lost = np.where(np.isfinite(scales)[:, None], given - made, _F32(0))
+                restored = shapes.restored(restored, values.size, scales, apart, form)
+            lost = np.where(np.isfinite(scales)[:, None], unshaped - restored, _F32(0))
             error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
     packed = _pack(codes, form.bits, values.size)
     return Quantized(packed, kept, values.size, group_size, name, _F32(0) if tensor is None else tensor, spikes)
@@ -172,7 +172,7 @@ def codes_of(quantized: Quantized) -> Codes:
     """Returns one int8 per element; of a code of 4 bits only the lower half counts."""
     if quantized.form.bits == 8:
         return quantized.codes.view(np.int8)
-    bits, begin, made = quantized.form.bits, 0, [np.zeros(0, np.int64)]
+    bits, begin, chunks = quantized.form.bits, 0, [np.zeros(0, np.int64)]
     for runs, length in _runs(quantized.count, _longest(quantized)):
         size = code_bytes(length, length, bits)
         rows = quantized.codes[begin : begin + runs * size].reshape(runs, size).astype(np.int64)
@@ -182,19 +182,19 @@ def codes_of(quantized: Quantized) -> Codes:
             parts = plane[:, :, None] >> np.arange(0, 8, width) & (1 << width) - 1
             codes |= parts.reshape(runs, -1)[:, :length] << shift
             at, shift = at + plane.shape[1], shift + width
-        made.append(codes.reshape(-1))
+        chunks.append(codes.reshape(-1))
     top = 1 << bits - 1
-    return ((np.concatenate(made) ^ top) - top).astype(np.int8)
+    return ((np.concatenate(chunks) ^ top) - top).astype(np.int8)
 
 
 def _runs(count: int, group_size: int) -> list[tuple[int, int]]:
     """Returns numbers of runs, and their lengths, whose codes lie together: groups, or parts of long ones."""
     if group_size <= _RUN:
-        found = [(count // group_size, group_size), (1, count % group_size)]
+        parts = [(count // group_size, group_size), (1, count % group_size)]
     else:
         groups = [group_size] * (count // group_size) + [count % group_size]
-        found = [part for group in groups for part in ((group // _RUN, _RUN), (1, group % _RUN))]
-    return [(runs, length) for runs, length in found if runs and length]
+        parts = [part for group in groups for part in ((group // _RUN, _RUN), (1, group % _RUN))]
+    return [(runs, length) for runs, length in parts if runs and length]
 
 
 def _longest(quantized: Quantized) -> int:

@@ -72,8 +72,8 @@ def rotation(rows: Floats) -> Floats:
 
 def _lengths(groups: Floats, count: int) -> list[tuple[slice, int]]:
     """Returns rows and their length: of whole groups, then of a shorter last one."""
-    whole, rest = divmod(count, groups.shape[1])
-    return [(slice(0, whole), groups.shape[1])] * bool(whole) + [(slice(whole, whole + 1), rest)] * bool(rest)
+    full, rest = divmod(count, groups.shape[1])
+    return [(slice(0, full), groups.shape[1])] * bool(full) + [(slice(full, full + 1), rest)] * bool(rest)
 
 
 def _without_spikes(rows: Floats) -> tuple[Floats, npt.NDArray[np.uint16], Array]:
@@ -95,6 +95,6 @@ def _rotated(rows: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     may: npt.NDArray[np.bool_] = np.asarray(
         (largest >= 2.0**-60) & (largest < 2.0**117)
     )  # no sum is subnormal or infinite
-    made = rotation(np.where((np.abs(rows) < 2.0**-100) | ~may[:, None], _F32(0), rows))
-    turned: npt.NDArray[np.bool_] = np.asarray(may & (np.max(np.abs(made), axis=1) < largest))
-    return np.where(turned[:, None], made, rows), turned
+    rotated = rotation(np.where((np.abs(rows) < 2.0**-100) | ~may[:, None], _F32(0), rows))
+    turned: npt.NDArray[np.bool_] = np.asarray(may & (np.max(np.abs(rotated), axis=1) < largest))
+    return np.where(turned[:, None], rotated, rows), turned

@@ -247,8 +247,8 @@ def fused_all_gather_scaled_matmul(
                     f"A_scale has shape {tuple(A_scale.shape)}, expected [1], or rows {shapes}", id=2128
                 )
         scale = A_scale.movedim(dim, 0).flatten(0, -2)
-    given = zip(Bs, B_scales, biases, result_scales, out_dtypes, use_fast_accum, strict=True)
-    products = [_scaled(rows, B, scale, *of_B, dtype, fast).movedim(0, dim) for B, *of_B, dtype, fast in given]
+    terms = zip(Bs, B_scales, biases, result_scales, out_dtypes, use_fast_accum, strict=True)
+    products = [_scaled(rows, B, scale, *of_B, dtype, fast).movedim(0, dim) for B, *of_B, dtype, fast in terms]
     return matrix, products
 
 
@@ -373,8 +373,8 @@ def _reduction(comm: AnyCommunicator, operator: str, reduce_op: str) -> Any:
 def _scaled(matrix: Tensor, *arguments: Any) -> Tensor:
     """Multiplies codes ``[…, k]``; ``arguments``: the other matrix, scales, bias, the result's scale and dtype."""
     B, scale, B_scale, bias, result_scale, dtype, fast = arguments
-    given = matrix.flatten(0, -2).contiguous(), B, scale.contiguous(), B_scale, bias, result_scale
-    product = torch.ops.aten._scaled_mm(*given, out_dtype=dtype, use_fast_accum=fast)  # dtype: may be a number
+    operands = matrix.flatten(0, -2).contiguous(), B, scale.contiguous(), B_scale, bias, result_scale
+    product = torch.ops.aten._scaled_mm(*operands, out_dtype=dtype, use_fast_accum=fast)  # dtype: may be a number
     return product.unflatten(0, matrix.shape[:-1])
 
 

@@ -111,8 +111,8 @@ class Backend(BaseBackend):
         return f"emulated-{self.target.arch}"
 
     def parse_options(self, options: dict[str, Any]) -> Options:
-        known = {name: value for name, value in options.items() if name in Options.__dataclass_fields__}
-        return Options(**({"arch": self.target.arch} | {n: v for n, v in known.items() if v is not None}))
+        fields = {name: value for name, value in options.items() if name in Options.__dataclass_fields__}
+        return Options(**({"arch": self.target.arch} | {n: v for n, v in fields.items() if v is not None}))
 
     def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
         stages["ttir"] = lambda module, metadata: _to_ttir(module, metadata, "make_ttir")
@@ -261,15 +261,15 @@ class Launcher:
     def __init__(self, source: Any, metadata: Any) -> None:
         self._name = getattr(getattr(source, "fn", None), "__name__", metadata.name)
         names = getattr(getattr(source, "fn", None), "arg_names", [])
-        by_place = {names.index(k) if isinstance(k, str) and k in names else k: v for k, v in source.signature.items()}
+        by_index = {names.index(k) if isinstance(k, str) and k in names else k: v for k, v in source.signature.items()}
         left_out = {k[0] if isinstance(k, tuple) and len(k) == 1 else k for k in getattr(source, "constants", {})}
         left_out = {names.index(k) if isinstance(k, str) and k in names else k for k in left_out}
         self._kinds = [
-            "constexpr" if place in left_out else by_place.get(place, "constexpr")
-            for place in range(max([len(names), *[p + 1 for p in by_place if isinstance(p, int)]]))
+            "constexpr" if index in left_out else by_index.get(index, "constexpr")
+            for index in range(max([len(names), *[p + 1 for p in by_index if isinstance(p, int)]]))
         ]
         # Triton 3.2 leaves out what is declared as a constant, but not the values that it makes constants of (None, 1).
-        self._declared = [self._kinds[place] for place in sorted(by_place)]
+        self._declared = [self._kinds[index] for index in sorted(by_index)]
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, program: Any, packed: Any, metadata: Any, enter: Any, leave: Any,
@@ -278,11 +278,11 @@ class Launcher:
         from alltoallv_emulator.triton import launches
 
         kinds = self._kinds if len(arguments) == len(self._kinds) else self._declared
-        given = list(_given(kinds, arguments))
+        values = list(_given(kinds, arguments))
         if enter is not None:
             enter(metadata)
         if x * y * z > 0:
-            launches.launch(self._name, program, (int(x), int(y), int(z)), given, stream)
+            launches.launch(self._name, program, (int(x), int(y), int(z)), values, stream)
         if leave is not None:
             leave(metadata)
 

@@ -22,7 +22,7 @@ class Launch(NamedTuple):
     """A program of a launch."""
 
     memory: Memory
-    place: tuple[int, int, int]
+    program_id: tuple[int, int, int]
     grid: tuple[int, int, int]
 
 
@@ -44,8 +44,8 @@ class Form(NamedTuple):
 
     def numbers(self, name: str) -> list[int]:
         """Returns an attribute that is a list of integers; empty if there is none."""
-        found = re.search(rf"\b{name} = (?:array<i\d+(?:: ([^>]*))?>|\[([^\]]*)\])", self.op.text)
-        return [int(one) for one in re.findall(r"-?\d+", (found[1] or found[2] or "") if found else "")]
+        match = re.search(rf"\b{name} = (?:array<i\d+(?:: ([^>]*))?>|\[([^\]]*)\])", self.op.text)
+        return [int(number) for number in re.findall(r"-?\d+", (match[1] or match[2] or "") if match else "")]
 
 
 class Descriptor(NamedTuple):
@@ -59,12 +59,12 @@ class Descriptor(NamedTuple):
     padding: float = 0.0
 
     @classmethod
-    def of_host(cls, given: Any, kind: Type) -> Descriptor:
+    def of_host(cls, tensor: Any, kind: Type) -> Descriptor:
         """Makes one of the descriptor that a program gave a kernel."""
-        padding = math.nan if getattr(given, "padding", "zero") == "nan" else 0.0
+        padding = math.nan if getattr(tensor, "padding", "zero") == "nan" else 0.0
         block = kind.pointee or kind
-        base = np.int64(given.base.data_ptr())
-        return cls(base, tuple(given.shape), tuple(given.strides), (0,) * len(given.shape), block, padding)
+        base = np.int64(tensor.base.data_ptr())
+        return cls(base, tuple(tensor.shape), tuple(tensor.strides), (0,) * len(tensor.shape), block, padding)
 
     def moved(self, offsets: Sequence[Any]) -> Descriptor:
         return self._replace(offsets=tuple(int(a) + int(b) for a, b in zip(self.offsets, offsets, strict=True)))
@@ -99,7 +99,7 @@ def scan(combine: Callable[..., Any], axis: int, reverse: bool, arrays: tuple[An
     step = 1
     while step < len(values[0]):
         later = combine(*[value[:-step] for value in values], *[value[step:] for value in values])
-        values = [np.concatenate([value[:step], one]) for value, one in zip(values, later, strict=True)]
+        values = [np.concatenate([value[:step], tail]) for value, tail in zip(values, later, strict=True)]
         step *= 2
     return tuple(np.moveaxis(value[:: -1 if reverse else 1], 0, axis) for value in values)
 
@@ -108,7 +108,7 @@ _AXES = {"x": 0, "y": 1, "z": 2}
 
 
 def _program_id(launch: Launch, form: Form) -> Any:
-    return np.int32(launch.place[_AXES[form.op.text.split()[0]]])
+    return np.int32(launch.program_id[_AXES[form.op.text.split()[0]]])
 
 
 def _num_programs(launch: Launch, form: Form) -> Any:
@@ -158,8 +158,8 @@ def _store(launch: Launch, form: Form, pointer: Any, value: Any, mask: Any = Non
 
 
 def _atomic_rmw(launch: Launch, form: Form, pointer: Any, value: Any, mask: Any = None) -> Any:
-    how = form.op.text.split(",")[0].strip()
-    return launch.memory.update(how, pointer, value, mask, form.results[0])
+    operator = form.op.text.split(",")[0].strip()
+    return launch.memory.update(operator, pointer, value, mask, form.results[0])
 
 
 def _atomic_cas(launch: Launch, form: Form, pointer: Any, expected: Any, value: Any) -> Any:
@@ -208,14 +208,14 @@ def _histogram(launch: Launch, form: Form, values: Any, mask: Any = None) -> Any
 
 def _print(launch: Launch, form: Form, *values: Any) -> None:
     text = re.match(r'\s*"(.*?)"', form.op.text)
-    where = ", ".join(map(str, launch.place))
+    where = ", ".join(map(str, launch.program_id))
     sys.stdout.write(f"pid ({where}){text[1] if text else ''}{' '.join(str(np.asarray(value)) for value in values)}\n")
 
 
 def _assert(launch: Launch, form: Form, condition: Any) -> None:
     if not np.all(condition):
         text = re.search(r'"(.*?)"', form.op.text)
-        raise AssertionError(f"{text[1] if text else 'an assertion'} (program {launch.place})")
+        raise AssertionError(f"{text[1] if text else 'an assertion'} (program {launch.program_id})")
 
 
 def _poison(launch: Launch, form: Form) -> Any:
@@ -232,7 +232,7 @@ def _select(launch: Launch, form: Form, condition: Any, a: Any, b: Any) -> Any:
 
 def strides_of(name: str) -> list[int]:
     """Returns the strides that the name of a function of `cann.extension` has."""
-    return [int(one) for one in name.split(".")[2].split("x") if one]
+    return [int(stride) for stride in name.split(".")[2].split("x") if stride]
 
 
 def _window(sizes: Sequence[int], strides: Sequence[int], offsets: Sequence[Any], shape: Sequence[int]) -> Any:
@@ -267,7 +267,7 @@ def _places(text: str, count: int, values: tuple[Any, ...]) -> tuple[list[Any], 
     """Reads ``%x[OFFSETS] [SIZES] [STRIDES]``, where a name stands for the next of the values."""
     lists = re.findall(r"\[([^\]]*)\]", text)
     named = iter(values[count:])
-    offsets, sizes, strides = ([next(named) if "%" in one else int(one) for one in split(part)] for part in lists)
+    offsets, sizes, strides = ([next(named) if "%" in item else int(item) for item in split(part)] for part in lists)
     return offsets, [int(size) for size in sizes], [int(stride) for stride in strides]
 
 

@@ -93,14 +93,14 @@ def parse(text: str) -> list[Function]:
     lines = iter(text.splitlines())
     functions = []
     for line in lines:
-        found = re.match(r"\s*tt\.func (\w+ )?@(\"[^\"]*\"|[\w$.]+)\((.*)", line)
-        if not found:
+        match = re.match(r"\s*tt\.func (\w+ )?@(\"[^\"]*\"|[\w$.]+)\((.*)", line)
+        if not match:
             continue
         if not line.endswith("{"):
             continue  # a function that has no body
         blocks, _ = _region(lines)
-        arguments = _named(_until_close(found[3]))
-        functions.append(Function(found[2], (found[1] or "public ") == "public ", arguments, blocks))
+        arguments = _named(_until_close(match[3]))
+        functions.append(Function(match[2], (match[1] or "public ") == "public ", arguments, blocks))
     return functions
 
 
@@ -140,12 +140,12 @@ def _region(lines: Iterator[str]) -> tuple[list[Block], str]:
 
 def _op(line: str, lines: Iterator[str]) -> Op:
     results: list[str] = []
-    found = re.match(r"(%[\w$.:, %-]+?) = ", line)
-    if found:
-        for name in found[1].split(","):
+    match = re.match(r"(%[\w$.:, %-]+?) = ", line)
+    if match:
+        for name in match[1].split(","):
             base, _, count = name.strip().partition(":")
             results += [f"{base}#{i}" for i in range(int(count))] if count else [base]
-        line = line[found.end() :]
+        line = line[match.end() :]
     name, rest = re.match(r'"?([\w$.]+)"?(.*)', line).groups()  # type: ignore[union-attr]
     op = Op(name, results, rest)
     if rest.endswith("{"):

@@ -35,13 +35,13 @@ def launch(name: str, program: Any, grid: tuple[int, int, int], arguments: Seque
         ValueError: A tensor is not on an NPU.
     """
     tensors = []
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         tensor = getattr(argument, "base", argument)  # of a descriptor or a wrapper
         tensor = tensor if isinstance(tensor, torch.Tensor) else argument
         if isinstance(tensor, torch.Tensor):
             if tensor.device.type != "npu":
                 raise ValueError(
-                    f"argument {place} of the Triton kernel {name} is a tensor on {tensor.device}, expected on an NPU"
+                    f"argument {index} of the Triton kernel {name} is a tensor on {tensor.device}, expected on an NPU"
                 )
             tensors.append(tensor.detach())
     if not tensors:

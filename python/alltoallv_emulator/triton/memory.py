@@ -80,25 +80,25 @@ class Memory:
         if addresses.size:
             _all(width)[self._places("tl.store", addresses.reshape(-1), width)] = bits.reshape(-1)
 
-    def update(self, how: str, addresses: Any, values: Any, mask: Any, kind: Type) -> Any:
+    def update(self, operator: str, addresses: Any, values: Any, mask: Any, kind: Type) -> Any:
         """Does an atomic operation for every element, in their order, and returns what memory held before."""
-        if how not in _UPDATES:
-            raise NotImplementedError(f"atomic {how} is not among what the emulator has of Triton")
+        if operator not in _UPDATES:
+            raise NotImplementedError(f"atomic {operator} is not among what the emulator has of Triton")
         addresses, values = np.asarray(addresses), np.asarray(values)
         before = np.zeros(addresses.shape, dtype_of(kind))
-        for place in np.ndindex(addresses.shape):
-            if mask is None or np.asarray(mask)[place]:
-                before[place] = self.load(addresses[place], None, None, kind)
-                after = rounded(_UPDATES[how](before[place], values[place]), kind.element)
-                self.store(addresses[place], after, None, kind)
+        for index in np.ndindex(addresses.shape):
+            if mask is None or np.asarray(mask)[index]:
+                before[index] = self.load(addresses[index], None, None, kind)
+                after = rounded(_UPDATES[operator](before[index], values[index]), kind.element)
+                self.store(addresses[index], after, None, kind)
         return before
 
     def compare_and_swap(self, addresses: Any, expected: Any, values: Any, kind: Type) -> Any:
         """Writes the value where memory holds what is expected; returns what memory held before."""
         addresses, expected, values = np.asarray(addresses), np.asarray(expected), np.asarray(values)
         before = np.zeros(addresses.shape, dtype_of(kind))
-        for place in np.ndindex(addresses.shape):
-            before[place] = self.load(addresses[place], None, None, kind)
-            if before[place] == expected[place]:
-                self.store(addresses[place], values[place], None, kind)
+        for index in np.ndindex(addresses.shape):
+            before[index] = self.load(addresses[index], None, None, kind)
+            if before[index] == expected[index]:
+                self.store(addresses[index], values[index], None, kind)
         return before

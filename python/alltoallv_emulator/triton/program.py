@@ -40,12 +40,12 @@ class Program:
         """Runs all programs of the grid, one after the other, x first."""
         memory = Memory()
         function = self._constants[_identifier(self.kernel.name)]
-        given = [_argument(value, kind) for value, kind in zip(arguments, self.arguments, strict=True)]
+        values = [_argument(value, kind) for value, kind in zip(arguments, self.arguments, strict=True)]
         with np.errstate(all="ignore"):
             for z in range(grid[2]):
                 for y in range(grid[1]):
                     for x in range(grid[0]):
-                        function(calls.Launch(memory, (x, y, z), grid), *given)
+                        function(calls.Launch(memory, (x, y, z), grid), *values)
 
 
 def _argument(value: Any, kind: Type) -> Any:
@@ -162,9 +162,9 @@ class _Translator:
         if op.name in operators.UNARY:
             return f"{self._constant(operators.UNARY[op.name])}({listed})"
         if op.name in ("arith.cmpi", "arith.cmpf"):
-            how = op.text.split(",")[0].split()[0]
+            predicate = op.text.split(",")[0].split()[0]
             table = operators.COMPARISONS
-            function = table.get(f"cmpf {how}", table[how]) if op.name == "arith.cmpf" else table[how]
+            function = table.get(f"cmpf {predicate}", table[predicate]) if op.name == "arith.cmpf" else table[predicate]
             self._types[op.results[0]] = Type("i1", self._types[op.operands[0]].shape)
             return f"{self._constant(function)}({listed})"
         if op.name in operators.CONVERSIONS:
@@ -190,7 +190,7 @@ class _Translator:
         name = re.search(r"@(\"[^\"]*\"|[\w$.]+)", op.text)[1]  # type: ignore[index]
         target = f"{self._tuple(op.results)} = " if op.results else ""
         if name.startswith("alltoallv."):
-            form = calls.Form(op, [self._types.get(one) for one in op.operands], _result_types(op))
+            form = calls.Form(op, [self._types.get(operand) for operand in op.operands], _result_types(op))
             function = self._constant(functools.partial(calls.SLICES[name.split(".")[1]], form, calls.strides_of(name)))
             return self._add(f"{target}({function}({', '.join(map(_identifier, op.operands))}),)")
         arguments = ", ".join(["L", *map(_identifier, op.operands)])
@@ -313,7 +313,7 @@ def _result_types(op: Op) -> list[Type]:
         text = split(text)[-1]
     if text.startswith("("):
         text = text[1 : text.rindex(")")]
-    kinds = [parse_type(split(one.strip(), " ")[0]) for one in split(text)]
+    kinds = [parse_type(split(part.strip(), " ")[0]) for part in split(text)]
     if op.name in ("tt.load",):
         pointed = kinds[0].pointee or kinds[0]
         return [pointed if pointed.shape is not None else Type(pointed.element, kinds[0].shape, pointed.pointee)]
@@ -331,7 +331,7 @@ def _constant(text: str, kind: Type) -> Any:
     if text.startswith('"0x'):
         data = np.frombuffer(bytes.fromhex(text[3:-1]), f"i{operators.width_of(kind)}")
         return operators.from_bits(data, kind.element).reshape(kind.shape or ())
-    numbers = [_number(one, kind) for one in _NUMBER.findall(text)]
+    numbers = [_number(number, kind) for number in _NUMBER.findall(text)]
     if kind.shape is None:
         return dtype(numbers[0])
     if len(numbers) == 1:

@@ -46,8 +46,8 @@ def swap_blocks_batch(x: Tensor, y: Tensor, z: Tensor, direction: int) -> None:
         raise NotImplementedError(f"{named}direction is {direction}; the emulator expects 0, 1 or 2")
     for name, each in (("x", x), ("y", y), ("z", z)):
         if each.dtype != torch.int64 or len(each) != len(x):
-            found = f"a tensor of shape {tuple(each.shape)} and {each.dtype}"
-            raise NotImplementedError(f"{named}{name} is {found}; the emulator expects {len(x)} numbers of int64")
+            actual = f"a tensor of shape {tuple(each.shape)} and {each.dtype}"
+            raise NotImplementedError(f"{named}{name} is {actual}; the emulator expects {len(x)} numbers of int64")
     copy, stream = _copy(), torch.npu.current_stream().npu_stream
     assert callable(copy)
     for source, target, size in zip(x.tolist(), y.tolist(), z.tolist(), strict=True):
@@ -73,9 +73,9 @@ def _store_block_metadata(
             else:
                 runs.append([1, row, slot])
         before = slot if slot >= 0 else None
-    for place, target in enumerate((group_len, group_key_idx, group_key_cache_idx)):
+    for field, target in enumerate((group_len, group_key_idx, group_key_cache_idx)):
         expect(target.numel() >= len(runs), "group_len", target, f"room for {len(runs)} runs")
-        target.zero_()[: len(runs)] = torch.tensor([run[place] for run in runs], dtype=target.dtype)
+        target.zero_()[: len(runs)] = torch.tensor([run[field] for run in runs], dtype=target.dtype)
 
 
 def _store_block(
@@ -87,8 +87,8 @@ def _store_block(
     block_size: int,
 ) -> None:
     """Writes runs of rows to the cache, as `_store_block_metadata` has listed them."""
-    whole = key_cache_in.size(1) == block_size
-    expect(whole, "key_cache_in", key_cache_in, f"blocks of {block_size} rows")
+    full_blocks = key_cache_in.size(1) == block_size
+    expect(full_blocks, "key_cache_in", key_cache_in, f"blocks of {block_size} rows")
     slots = key_cache_in.view(-1, *key_cache_in.shape[2:])
     for count, row, slot in zip(
         *(each.tolist() for each in (group_len, group_key_idx, group_key_cache_idx)), strict=True
@@ -142,8 +142,8 @@ def _scatter_nd_update(var: Tensor, indices: Tensor, update: Tensor) -> None:
     sizes = each.new_tensor(var.shape[: each.size(1)])
     there = ((each >= 0) & (each < sizes)).all(1)
     rows = update.reshape(len(each), *var.shape[each.size(1) :])
-    for place, row in zip(each[there].tolist(), rows[there], strict=True):
-        var[tuple(place)] = row
+    for index, row in zip(each[there].tolist(), rows[there], strict=True):
+        var[tuple(index)] = row
 
 
 def _sign_bits_pack(input: Tensor, size: int) -> Tensor:
@@ -237,13 +237,13 @@ def _compressor_metadata(
         first, length = firsts[number], starts[number + 1] - starts[number]
         if first < 0 or length <= 0:
             continue
-        for place in range(first // compress_ratio, (first + length) // compress_ratio):
-            column, at = place // kv_block_size, place * compress_ratio
+        for position in range(first // compress_ratio, (first + length) // compress_ratio):
+            column, at = position // kv_block_size, position * compress_ratio
             if row < num_compressed_tokens and column < kv_block_table.size(1) and at < len(rope_cos):
                 block = int(kv_block_table[number, column])
                 if block >= 0:
                     cos[row, 0, 0], sin[row, 0, 0] = (each[at] for each in turns)
-                    slots[row] = torch.tensor([block, place % kv_block_size])
+                    slots[row] = torch.tensor([block, position % kv_block_size])
             row += 1
     flat = torch.where(slots[:, 0] < 0, -1, slots[:, 0] * kv_block_size + slots[:, 1])
     return cos, sin, slots if slot_mapping_format == 2 else flat.int()
@@ -264,9 +264,9 @@ def _compressor_metadata_out(
     slot_mapping: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes compressor_metadata into the last three arguments, and returns them."""
-    given = rope_cos, rope_sin, cu_seqlens, start_pos, kv_block_table, kv_block_size, slot_mapping_format
-    made = _compressor_metadata(*given, compress_ratio, len(slot_mapping), num_reqs_actual)
-    for target, values in zip((compress_cos, compress_sin, slot_mapping), made, strict=True):
+    inputs = rope_cos, rope_sin, cu_seqlens, start_pos, kv_block_table, kv_block_size, slot_mapping_format
+    results = _compressor_metadata(*inputs, compress_ratio, len(slot_mapping), num_reqs_actual)
+    for target, values in zip((compress_cos, compress_sin, slot_mapping), results, strict=True):
         target.copy_(values.view(target.shape))
     return compress_cos, compress_sin, slot_mapping
 
@@ -298,8 +298,8 @@ def _from_nz(weight: Tensor, columns: int) -> Tensor:
 class _Projection:
     """Multiplies rows by the transposed matrix of a weight: of their dtype, or int8 after the rows were quantized."""
 
-    def __init__(self, weight: Tensor, quantized: bool, *given: Tensor | None) -> None:
-        self._weight, self._quantized, self._given = weight, quantized, given
+    def __init__(self, weight: Tensor, quantized: bool, *tensors: Tensor | None) -> None:
+        self._weight, self._quantized, self._tensors = weight, quantized, tensors
 
     def __call__(self, rows: Tensor) -> Tensor:
         matrix = _from_nz(self._weight, rows.size(1)).T
@@ -310,7 +310,7 @@ class _Projection:
         names = "quant_scale", "quant_offset", "bias", "descale"
         scale, offset, bias, descale = (
             present(each, name, "a tensor, for per_tensor_quant_asymm")
-            for name, each in zip(names, self._given, strict=True)
+            for name, each in zip(names, self._tensors, strict=True)
         )
         codes = to_int8(rows / scale.float() + offset.float())
         return ((product(codes, matrix) + bias) * scale_and_offset(descale)[0]).float()
@@ -407,7 +407,7 @@ OPERATORS: Table = {
     "compressor_metadata_out(Tensor rope_cos, Tensor rope_sin, Tensor cu_seqlens, Tensor start_pos,"
     " Tensor kv_block_table, int kv_block_size, int slot_mapping_format, int compress_ratio, int num_reqs_actual,"
     " Tensor(a!) compress_cos, Tensor(b!) compress_sin, Tensor(c!) slot_mapping)"
-    " -> (Tensor(a!), Tensor(b!), Tensor(c!))": (_compressor_metadata_out, lambda *given, **more: given[-3:]),
+    " -> (Tensor(a!), Tensor(b!), Tensor(c!))": (_compressor_metadata_out, lambda *arguments, **more: arguments[-3:]),
     "mla_preprocess(Tensor hiddenState, Tensor wdqkv, Tensor? descale0, Tensor gamma1, Tensor? beta1, Tensor wuq,"
     " Tensor? descale1, Tensor gamma2, Tensor cos, Tensor sin, Tensor wuk, Tensor kv_cache, Tensor kv_cache_rope,"
     " Tensor slotmapping, Tensor? quant_scale0, Tensor? quant_offset0, Tensor? bias0, Tensor? quant_scale1,"
@@ -416,6 +416,6 @@ OPERATORS: Table = {
     " Tensor! kv_cache_out1, Tensor! inner_out) -> (Tensor q_out0, Tensor kv_cache_out0, Tensor q_out1,"
     " Tensor kv_cache_out1, Tensor inner_out)": (
         _mla_preprocess,
-        lambda *given: given[-5:],
+        lambda *arguments: arguments[-5:],
     ),
 }  # fmt: skip

@@ -24,12 +24,12 @@ def print_tensor(tensor: Tensor) -> None:
 
 def storage_shape(tensor: Tensor) -> list[int]:
     """Returns the shape of a tensor of format ND that has its storage for itself."""
-    whole = tensor.untyped_storage().nbytes() == math.prod(tensor.shape) * tensor.itemsize and tensor.is_contiguous()
-    if tensor.device.type != "npu" or not whole or get_npu_format(tensor) not in (-1, 0, 1, 2):
-        found = f"of shape {tuple(tensor.shape)} on {tensor.device}"
+    dense = tensor.untyped_storage().nbytes() == math.prod(tensor.shape) * tensor.itemsize and tensor.is_contiguous()
+    if tensor.device.type != "npu" or not dense or get_npu_format(tensor) not in (-1, 0, 1, 2):
+        actual = f"of shape {tuple(tensor.shape)} on {tensor.device}"
         expected = "one of an npu, of format ND, that has its storage for itself"
         raise NotImplementedError(
-            f"_C_ascend::get_npu_storage_shape: tensor is {found}; the emulator expects {expected}"
+            f"_C_ascend::get_npu_storage_shape: tensor is {actual}; the emulator expects {expected}"
         )
     return list(tensor.shape)
 

@@ -88,8 +88,8 @@ def _causal_conv1d_310(
     run_mode: int,
 ) -> Tensor:
     """Computes npu_causal_conv1d_custom into a new tensor; rows of sequences that are left out are zeros."""
-    y, given = torch.zeros(x.shape, dtype=x.dtype), (conv_states, bias, query_start_loc, cache_indices)
-    return _causal_conv1d(y, x, weight, *given, initial_state_mode, None, activation_mode, pad_slot_id, run_mode)
+    y, inputs = torch.zeros(x.shape, dtype=x.dtype), (conv_states, bias, query_start_loc, cache_indices)
+    return _causal_conv1d(y, x, weight, *inputs, initial_state_mode, None, activation_mode, pad_slot_id, run_mode)
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
@@ -174,8 +174,8 @@ def _recurrent_delta_rule_310(
     """Computes `_delta_rule`, in the dtype of the values. ``actual_seq_lengths`` has the sequences' lengths."""
     expect(gk is None, "gk", gk, "None")
     starts = [0, *actual_seq_lengths.cumsum(0).tolist()]
-    given = query, key, value, beta, state, starts, ssm_state_indices, g, num_accepted_tokens
-    return _delta_rule(*given, scale_value).to(value.dtype)
+    inputs = query, key, value, beta, state, starts, ssm_state_indices, g, num_accepted_tokens
+    return _delta_rule(*inputs, scale_value).to(value.dtype)
 
 
 def _sequences(x: Tensor, cu_seqlens: Sequence[int] | None) -> list[tuple[int, slice]]:
@@ -249,8 +249,8 @@ def _states(
     """Returns the shape of the states before all chunks."""
     lengths = [rows.stop - rows.start for _, rows in _sequences(u, cu_seqlens)]
     chunks = sum(-(-length // size) for length in lengths) if cu_seqlens is not None else -(-u.size(2) // size)
-    given = chunks if chunk_indices is None else len(chunk_indices) // 2
-    expect(given == chunks, "chunk_indices", chunk_indices, f"pairs for {chunks} chunks")
+    pairs = chunks if chunk_indices is None else len(chunk_indices) // 2
+    expect(pairs == chunks, "chunk_indices", chunk_indices, f"pairs for {chunks} chunks")
     return len(u), u.size(1), chunks, k.size(-1), u.size(-1)
 
 

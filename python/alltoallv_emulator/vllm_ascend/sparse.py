@@ -50,14 +50,14 @@ class _Keys:
         expect(paged or layout in ("BSND", "TND"), "layout_key", repr(layout), "BSND, TND or blocks (PA_BSND)")
         self._layout = layout
         self._table = present(table, "block_table", "the blocks of each sequence") if paged else None
-        given = None if lengths is None else lengths.tolist()
+        numbers = None if lengths is None else lengths.tolist()
         if layout == "TND":
-            ends = present(given, "actual_seq_lengths_key", "the sequences' ends, for TND")
+            ends = present(numbers, "actual_seq_lengths_key", "the sequences' ends, for TND")
             self._starts, self.lengths = [0, *ends], [end - start for start, end in pairwise([0, *ends])]
         elif paged:
-            self.lengths = present(given, "actual_seq_lengths_key", "the sequences' lengths, for blocks")
+            self.lengths = present(numbers, "actual_seq_lengths_key", "the sequences' lengths, for blocks")
         else:
-            self.lengths = [x.size(1)] * len(x) if given is None else given
+            self.lengths = [x.size(1)] * len(x) if numbers is None else numbers
         expect(len(self.lengths) >= count, "actual_seq_lengths_key", lengths, f"{count} numbers")
 
     def of(self, x: Tensor, number: int, length: int | None = None) -> Tensor:
@@ -470,8 +470,8 @@ def _shared_attention(
 
 def metadata(*arguments: object, device: str = "npu", **more: object) -> Tensor:
     """Returns zeros in place of how a device's cores share the work: operators here do not read it."""
-    given = [each for each in (*arguments, *more.values()) if isinstance(each, Tensor)]
-    return torch.zeros(1024, dtype=torch.int32, device=given[0].device if given else device)
+    tensors = [each for each in (*arguments, *more.values()) if isinstance(each, Tensor)]
+    return torch.zeros(1024, dtype=torch.int32, device=tensors[0].device if tensors else device)
 
 
 _WINDOW = f"int pre_tokens={_ALL}, int next_tokens={_ALL}"
@@ -519,7 +519,7 @@ OPERATORS: Table = {
     f" str layout_key='BSND', int sparse_count=2048, int sparse_mode=3, {_WINDOW}, bool return_value=False)"
     " -> (Tensor sparse_indices, Tensor sparse_values)": (
         _lightning_indexer,
-        lambda query, *given, **more: (_indexer_shapes(query, *given, **more), query.new_empty(0)),
+        lambda query, *others, **more: (_indexer_shapes(query, *others, **more), query.new_empty(0)),
     ),
     f"npu_lightning_indexer_quant({_SCALES}, *, {_LENGTHS}, int query_quant_mode=0, int key_quant_mode=0,"
     " str layout_query='BSND', str layout_key='BSND', int sparse_count=2048, int sparse_mode=3) -> Tensor": (

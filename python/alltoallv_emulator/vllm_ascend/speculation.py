@@ -13,9 +13,9 @@ def _draft(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
     """Returns up to k tokens that follow the first earlier place of the shortest suffix that has one."""
     for size in range(min_n, min(max_n, len(tokens) - 1) + 1):
         suffix = tokens[len(tokens) - size :]
-        for place in range(len(tokens) - size):
-            if tokens[place : place + size] == suffix:
-                return tokens[place + size : place + size + k]
+        for start in range(len(tokens) - size):
+            if tokens[start : start + size] == suffix:
+                return tokens[start + size : start + size + k]
     return []
 
 
@@ -82,7 +82,7 @@ def _expand_eagle_inputs(
     expect(slots > 0, "num_padding_slots_per_request", slots, "more than 0")
     starts, ends = query_start_loc.tolist(), query_end_loc.tolist()
     targets, positions = target_token_ids.tolist(), target_positions.tolist()
-    made = torch.zeros(2, total_draft_tokens, dtype=torch.int32)
+    inputs = torch.zeros(2, total_draft_tokens, dtype=torch.int32)
     masks = torch.zeros(2, total_draft_tokens, dtype=torch.int8)
     news: list[int] = []
     places = torch.zeros(len(targets), dtype=torch.int32)
@@ -91,20 +91,20 @@ def _expand_eagle_inputs(
         first = start + number * (slots - shift)
         rows = first + valid + slots + rejected
         expect(rows <= total_draft_tokens, "total_draft_tokens", total_draft_tokens, f"{rows} at least")
-        given = targets[start + shift :] if shift else targets[start:following]
-        tokens = [given[min(i, len(given) - 1)] if given else 0 for i in range(valid)]
+        accepted = targets[start + shift :] if shift else targets[start:following]
+        tokens = [accepted[min(i, len(accepted) - 1)] if accepted else 0 for i in range(valid)]
         tokens += [int(next_token_ids[number]), *[parallel_drafting_token_id] * (slots - 1)]
         tokens += [padding_token_id] * rejected
         own = slice(first, rows)
-        made[:, own] = masks[:, own] = 0  # the rows of the request before may reach into these
-        made[0, own] = torch.tensor(tokens, dtype=torch.int32)
-        made[1, first : first + valid + slots] = positions[start] + torch.arange(valid + slots, dtype=torch.int32)
+        inputs[:, own] = masks[:, own] = 0  # the rows of the request before may reach into these
+        inputs[0, own] = torch.tensor(tokens, dtype=torch.int32)
+        inputs[1, first : first + valid + slots] = positions[start] + torch.arange(valid + slots, dtype=torch.int32)
         masks[0, first + valid + slots : rows] = 1
         masks[1, first + valid + 1 : first + valid + slots] = 1
         news += range(first + valid, first + valid + slots)
         if shift:
             places[start:following] = first + torch.arange(following - start, dtype=torch.int32)
-    return made[0], made[1], masks[0], masks[1], torch.tensor(news, dtype=torch.int32), places
+    return inputs[0], inputs[1], masks[0], masks[1], torch.tensor(news, dtype=torch.int32), places
 
 
 def _expand_eagle_shapes(

@@ -35,7 +35,7 @@ class OurLibrary:
             "ours-full": OtherSum(ours, "full"),
             "ours-fp32": OtherSum(ours, None),
             **{f"ours-{name}": OtherSum(ours, "quantized", name) for name in _core.code_formats},
-            **{way: Way(api, way) for way in WAYS},
+            **{path: Way(api, path) for path in WAYS},
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # so that overhead can compare them in one run

@@ -36,9 +36,9 @@ class _Parser(argparse.ArgumentParser):
 
         meant = []
         if message.startswith("unrecognized arguments:"):
-            known = {*self._options()}
+            valid = {*self._options()}
             names = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
-            meant = [one for name in names if name not in known for one in difflib.get_close_matches(name, known, 1)]
+            meant = [near for name in names if name not in valid for near in difflib.get_close_matches(name, valid, 1)]
         message += f"; did you mean {', '.join(meant)}?" if meant else ""
         super().error(re.sub(r"(?<=\s)(-[\w-]+)(/-[\w-]+)+", r"\1", message))
 

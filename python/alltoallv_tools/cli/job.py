@@ -208,8 +208,8 @@ class Job:
         """Starts a lost rank again, once all that its process has left running has been ended."""
         self._replacements -= 1
         left = f"{self._replacements} more may be"
-        how = describe_exit(lost.code or 0)
-        say(f"rank {lost.rank} (pid {lost.process.pid}) {how}, and is started again; {left} (--replace)")
+        exit_text = describe_exit(lost.code or 0)
+        say(f"rank {lost.rank} (pid {lost.process.pid}) {exit_text}, and is started again; {left} (--replace)")
         kill_group(lost.process.pid)
         self._launch(lost.rank - self._first, lost.replacement + 1)
         self._pump(lost)

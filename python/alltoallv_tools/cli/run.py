@@ -113,12 +113,12 @@ def main(args: argparse.Namespace) -> int:
         return 2
     python = [sys.executable]
     if not args.module and _PYTHON.fullmatch(os.path.basename(args.program)) and args.arguments:
-        found = shutil.which(args.program)  # "run -n 2 python program.py": the interpreter that this means
-        if found is None:
+        interpreter = shutil.which(args.program)  # "run -n 2 python program.py": the interpreter that this means
+        if interpreter is None:
             say(f"{args.program!r} is not found in PATH")
             return 2
         flags = [*itertools.takewhile(_FLAG.fullmatch, args.arguments)]
-        python, program = [found, *flags], args.arguments[len(flags) :]
+        python, program = [interpreter, *flags], args.arguments[len(flags) :]
     elif args.module:
         program = ["-m", args.program, *args.arguments]
     else:

@@ -37,11 +37,11 @@ def main() -> int:
         wrong = [len(digits.differing_rows(got.cpu().numpy(), wanted)) for got, wanted in pairs]
         tokens_off, sums_off = all_reduce(np.array(wrong), group=hosts).tolist()
         if hosts.rank == 0:
-            told = "the bits of the CPU" if not sums_off else f"{sums_off} sums with other bits"
+            verdict = "the bits of the CPU" if not sums_off else f"{sums_off} sums with other bits"
             print(
                 f"{hosts.size} emulated NPUs, torch_npu {torch_npu.__version__}: AllToAllVOperation delivers "
                 f"{tokens_off or 'no'} tokens with other bits; the int8 pipeline, as {devices.stats()['kernel_calls']} "
-                f"kernel in Ascend C, gives {told}"
+                f"kernel in Ascend C, gives {verdict}"
             )
         return int(tokens_off + sums_off > 0)
 

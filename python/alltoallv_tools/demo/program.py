@@ -188,8 +188,8 @@ def _add_in_codes(comm: Communicator, own: Floats) -> None:
     error = np.linalg.norm(quantized_all_reduce(own, gather="quantized", group=comm) - exact) / np.linalg.norm(exact)
     if comm.rank == 0:
         saved = 1 - (1 + 4 / GROUP) / 4  # a byte for each number, and 4 for each group's scale
-        told = f"relative error {error:.2%}, {saved:.0%} fewer bytes than float32"
-        print(f"int8 all-reduce of the experts' sums: {told}\n")
+        summary = f"relative error {error:.2%}, {saved:.0%} fewer bytes than float32"
+        print(f"int8 all-reduce of the experts' sums: {summary}\n")
 
 
 def _measure(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv_tools.demo.digits import classes_of, experts_of
-from alltoallv_tools.tables import whole
+from alltoallv_tools.tables import table_lines
 
 PICTURE_INCHES = (7.0, 6.0)
 PICTURE_DPI = 150  # pixels per inch: the picture has 1050 x 900
@@ -23,7 +23,7 @@ def traffic_table(traffic: Matrix) -> str:
     size = len(traffic)
     head = ["", *(f"to {j}" for j in range(size)), "sum"]
     rows = [[f"from {i}", *traffic[i], traffic[i].sum()] for i in range(size)]
-    return "\n".join(whole(head, [*rows, ["sum", *traffic.sum(axis=0), traffic.sum()]]))
+    return "\n".join(table_lines(head, [*rows, ["sum", *traffic.sum(axis=0), traffic.sum()]]))
 
 
 def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> str:
@@ -38,7 +38,7 @@ def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> s
     for name, time in seconds.items():
         algbw = total_bytes / size / time / 1e9
         rows.append([name, f"{time * 1e6:.1f} µs", f"{algbw:.2f} GB/s", f"{algbw * (size - 1) / size:.2f} GB/s"])
-    return "\n".join(whole(["exchange", "time", "algbw", "busbw"], rows))
+    return "\n".join(table_lines(["exchange", "time", "algbw", "busbw"], rows))
 
 
 def draw_traffic(traffic: Matrix, path: Path) -> None:

@@ -278,14 +278,14 @@ def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
     """Runs ``work(rank)`` in a thread for each rank. Where one fails the others wait for it, so the program ends."""
     results: list[Any] = [None] * size
 
-    def one(rank: int) -> None:
+    def work_as(rank: int) -> None:
         try:
             results[rank] = work(rank)
         except BaseException as error:
             print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=work_as, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -45,12 +45,12 @@ def _stated(name: str, version: str) -> str:
 def versions() -> list[Check]:
     """Reports Python, NumPy, the kernel and the extension."""
     good = sys.version_info >= PYTHON
-    found = _stated("python", platform.python_version())
+    version = _stated("python", platform.python_version())
     python = Check(
         "versions",
         "python",
         "ok" if good else "no",
-        f"{platform.python_implementation()} {found}, {sys.executable}",
+        f"{platform.python_implementation()} {version}, {sys.executable}",
         "" if good else f"needs {PYTHON[0]}.{PYTHON[1]} or newer",
         required=True,
     )

@@ -22,5 +22,5 @@ def state_of(name: str, version: str) -> str:
         return ""
     if ".".join(version.split(".")[:2]) in TESTED[name]:
         return "tested"
-    known = sorted(TESTED[name], key=lambda each: [int(part) for part in each.split(".")])
-    return f"untested: the tests run on {', '.join(known)}"
+    releases = sorted(TESTED[name], key=lambda each: [int(part) for part in each.split(".")])
+    return f"untested: the tests run on {', '.join(releases)}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alltoallv_tools.tables import whole
+from alltoallv_tools.tables import table_lines
 from alltoallv_tools.trace.records import RUNNING, DomainTrace, RankTrace
 from alltoallv_tools.trace.summary import where
 
@@ -29,7 +29,7 @@ def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = N
         for domain in domains
         for trace in domain.ranks.values()
     ]
-    return list(whole(_COLUMNS, rows, "<"))
+    return list(table_lines(_COLUMNS, rows, "<"))
 
 
 def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tuple[str, ...]:

@@ -94,11 +94,11 @@ def _sum(inputs: Inputs, outputs: Sequence[Array]) -> None:
 def _masked_select_grad(inputs: Inputs, outputs: Sequence[Array]) -> None:
     x, mask, dy = inputs
     shape = np.broadcast_shapes(x.shape, mask.shape)
-    whole = np.zeros(shape, np.float32)
-    whole[np.broadcast_to(mask, shape)] = dy
+    full_dy = np.zeros(shape, np.float32)
+    full_dy[np.broadcast_to(mask, shape)] = dy
     padded = (*(1 for _ in shape[x.ndim :]), *x.shape)
     axes = tuple(k for k, n in enumerate(padded) if n != shape[k])
-    outputs[0][...] = whole.sum(axes).reshape(x.shape)
+    outputs[0][...] = full_dy.sum(axes).reshape(x.shape)
 
 
 @_kernel("UnsortedSegmentSum")

@@ -146,9 +146,9 @@ class Broadcast(StandIn, comm_ops.Broadcast):
 class CollectiveScatter(StandIn, comm_ops.CollectiveScatter):
     def back(self, x: Tensors, counts: Sequence[Any], out: Tensors, dout: Tensors) -> Tensors:
         group, root = self.attrs["group"], self.attrs["src_rank"]
-        whole = CollectiveGather(root, group)(dout[0])
+        gathered = CollectiveGather(root, group)(dout[0])
         return [
-            whole if groups.rank_in(group, root, "src_rank") == groups.resolve(group).rank else ops.zeros_like(x[0])
+            gathered if groups.rank_in(group, root, "src_rank") == groups.resolve(group).rank else ops.zeros_like(x[0])
         ]
 
 
@@ -158,8 +158,8 @@ class CollectiveGather(StandIn, comm_ops.CollectiveGather):
         comm = groups.resolve(group)
         n, at_root = x[0].shape[0], groups.rank_in(group, root, "dest_rank") == comm.rank
         own = dout[0] if at_root else ops.zeros((n * comm.size, *x[0].shape[1:]), x[0].dtype)
-        whole = Broadcast(root, group)((own,))[0]
-        return [whole[comm.rank * n : (comm.rank + 1) * n]]
+        received = Broadcast(root, group)((own,))[0]
+        return [received[comm.rank * n : (comm.rank + 1) * n]]
 
 
 class AlltoAll(StandIn, comm_ops.AlltoAll):

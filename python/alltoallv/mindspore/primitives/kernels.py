@@ -38,7 +38,7 @@ class Place(ctypes.Structure):
         memory: Any = (ctypes.c_char * nbytes).from_address(self.data)
         return np.frombuffer(memory, dtype).reshape(shape)
 
-    def given(self) -> Array | None:
+    def optional_array(self) -> Array | None:
         """Returns the same, or None for an argument that was left out."""
         return self.array() if self.dtype in DTYPES_BY_NUMBER else None
 
@@ -61,7 +61,7 @@ def _run(launch: Any, message: int, capacity: int) -> int:
         attributes = dict(line.split("=", 1) for line in call.attributes.decode().split("\n") if line)
         name, outputs = call.primitive.decode(), [call.outputs[k].array() for k in range(call.output_count)]
         if name in KERNELS:
-            KERNELS[name]([call.inputs[k].given() for k in range(call.input_count)], outputs)
+            KERNELS[name]([call.inputs[k].optional_array() for k in range(call.input_count)], outputs)
         else:
             inputs = [call.inputs[k].array() for k in range(call.input_count)]
             plan(name, attributes, inputs).run(outputs)

@@ -40,35 +40,35 @@ RULES: dict[str, tuple[str, Rule]] = {}  # by primitive: the operator that hears
 def rule(primitive: str, operator: str) -> Callable[[Rule], Rule]:
     """Registers a rule under the names of its primitive and of the core's operator."""
 
-    def register(made: Rule) -> Rule:
-        RULES[primitive] = operator, made
-        return made
+    def register(check: Rule) -> Rule:
+        RULES[primitive] = operator, check
+        return check
 
     return register
 
 
 def plan(primitive: str, attributes: Attributes, inputs: Sequence[Array]) -> Plan:
     """Returns the call of a primitive; the group's ranks hear of an error of this rank."""
-    operator, made = RULES[primitive]
+    operator, check = RULES[primitive]
     comm = groups.resolve(attributes["group"])
     with guard(comm, operator):
-        checked = made(attributes, comm, inputs)
+        checked = check(attributes, comm, inputs)
 
     def run(outputs: Sequence[Array]) -> None:
         with guard(comm, operator):
-            found = [tuple(out.shape) for out in outputs]
-            if [*map(math.prod, found)] != [*map(math.prod, checked.shapes)]:
+            shapes = [tuple(out.shape) for out in outputs]
+            if [*map(math.prod, shapes)] != [*map(math.prod, checked.shapes)]:
                 raise InvalidTensorError(
-                    f"{primitive} has output shapes {found}, expected {list(checked.shapes)}", id=2085
+                    f"{primitive} has output shapes {shapes}, expected {list(checked.shapes)}", id=2085
                 )
         checked.run(outputs)
 
     return Plan(checked.shapes, run)
 
 
-def values(given: Any) -> Any:
+def values(value: Any) -> Any:
     """Returns an attribute's tuple, which in a graph is text."""
-    return ast.literal_eval(given) if isinstance(given, str) else given
+    return ast.literal_eval(value) if isinstance(value, str) else value
 
 
 def _call(comm: Communicator, operator: str, outputs: Any, inputs: Any = None, **terms: Any) -> None:
@@ -99,12 +99,12 @@ def _rows(x: Array, size: int, parts: bool = False) -> Shape:
     return (x.shape[0] // size, *x.shape[1:])
 
 
-def _numbers(name: str, given: Sequence[Array], entries: int) -> tuple[list[int], Sequence[Array]]:
+def _numbers(name: str, inputs: Sequence[Array], entries: int) -> tuple[list[int], Sequence[Array]]:
     """Takes integers from the inputs, which are one tensor or as many scalars; returns them and the other inputs."""
-    if given and given[0].ndim:
-        taken, others = given[0].reshape(-1).tolist(), given[1:]
+    if inputs and inputs[0].ndim:
+        taken, others = inputs[0].reshape(-1).tolist(), inputs[1:]
     else:
-        taken, others = [int(each) for each in given[:entries]], given[entries:]
+        taken, others = [int(each) for each in inputs[:entries]], inputs[entries:]
     if len(taken) != entries or not all(isinstance(n, int) and n >= 0 for n in taken):
         raise InvalidParamError(f"{name} is {taken}, expected {entries} integers of at least 0", id=1343)
     return taken, others
@@ -202,7 +202,7 @@ def _scatter(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]
 def _gather(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) -> Plan:
     (x,) = inputs
     root = groups.rank_in(attributes["group"], int(attributes["dest_rank"]), "dest_rank")
-    whole = _rows(x, comm.size)
+    gathered_shape = _rows(x, comm.size)
 
     def run(outputs: Sequence[Array]) -> None:
         n, at_root = x.shape[0], comm.rank == root
@@ -211,7 +211,7 @@ def _gather(attributes: Attributes, comm: Communicator, inputs: Sequence[Array])
             outputs[0][...] = 0
         _call(comm, "gather", parts, x, root=root)
 
-    return Plan([whole if comm.rank == root else (1,)], run)
+    return Plan([gathered_shape if comm.rank == root else (1,)], run)
 
 
 @rule("AlltoAll", "all_to_all_v")
@@ -262,13 +262,13 @@ def _all_to_all_v_c(attributes: Attributes, comm: Communicator, inputs: Sequence
 def _blocks(comm: Communicator, x: Array, sends: list[int], recvs: list[int]) -> Plan:
     """Plans an exchange of packed elements; MindSpore has a scalar that means nothing where nothing is received."""
     total = sum(recvs)
-    given = x.reshape(-1)[: sum(sends)] if x.size == 1 else x  # such a scalar is nothing to send
+    sent = x.reshape(-1)[: sum(sends)] if x.size == 1 else x  # such a scalar is nothing to send
 
     def run(outputs: Sequence[Array]) -> None:
         out = outputs[0].reshape(-1)
         if not total:
             out[...] = 0
-        _exchange(comm, given, out[:total], sends, recvs)
+        _exchange(comm, sent, out[:total], sends, recvs)
 
     return Plan([(total,) if total else ()], run)
 
@@ -307,8 +307,8 @@ def _receive(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]
 
 
 def _message(operator: str, comm: Communicator, x: Array, peer: int, tag: int, waits: bool = True) -> messages.Message:
-    place = x.ctypes.data, x.nbytes
-    return messages.post(operator, comm, ARRAYS.dtype(x), place, peer, tag, waits=waits)
+    memory = x.ctypes.data, x.nbytes
+    return messages.post(operator, comm, ARRAYS.dtype(x), memory, peer, tag, waits=waits)
 
 
 @rule("BatchISendIRecv", "send")
@@ -318,9 +318,9 @@ def _batch(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) 
     for kind in kinds:
         if kind not in ("isend", "irecv"):
             raise InvalidParamError(f"op_types has {kind!r}, expected 'isend' or 'irecv'", id=1347)
-    for name, given, kind in (("input_x", inputs, "isend"), ("receive_shapes", list(shapes), "irecv")):
-        if len(given) != list(kinds).count(kind):
-            raise InvalidParamError(f"{name} has {len(given)} entries, expected {list(kinds).count(kind)}", id=1348)
+    for name, items, kind in (("input_x", inputs, "isend"), ("receive_shapes", list(shapes), "irecv")):
+        if len(items) != list(kinds).count(kind):
+            raise InvalidParamError(f"{name} has {len(items)} entries, expected {list(kinds).count(kind)}", id=1348)
     received = iter(values(attributes["receive_shapes"]))
     outputs = [() if kind == "isend" else tuple(next(received)) for kind in kinds]
 
@@ -397,7 +397,7 @@ class _Halo:
     """The borders of NeighborExchangeV2: what this rank gives to its neighbours, and where their parts go."""
 
     def __init__(self, attributes: Attributes, comm: Communicator) -> None:
-        self.targets, self.sources, self.given, self.taken = (
+        self.targets, self.sources, self.sent_lens, self.received_lens = (
             list(values(attributes[name])) for name in ("send_rank_ids", "recv_rank_ids", "send_lens", "recv_lens")
         )
         layout = attributes.get("data_format", attributes.get("format"))  # in a graph it has the other name
@@ -409,7 +409,7 @@ class _Halo:
                 raise InvalidParamError(
                     f"{name} is {ranks}, expected 8 different ranks below {comm.size}, or -1", id=1351
                 )
-        for name, lens in (("send_lens", self.given), ("recv_lens", self.taken)):
+        for name, lens in (("send_lens", self.sent_lens), ("recv_lens", self.received_lens)):
             if len(lens) != 4 or min(lens) < 0:
                 raise InvalidParamError(f"{name} is {lens}, expected 4 numbers of at least 0", id=1352)
         self.comm = comm
@@ -419,12 +419,12 @@ class _Halo:
         sides = ((0, -1), (0, 1), (1, -1), (1, 1))
         return [
             n if any(r != -1 and _DIRECTIONS[d][axis] == side for d, r in enumerate(self.sources)) else 0
-            for n, (axis, side) in zip(self.taken, sides, strict=True)
+            for n, (axis, side) in zip(self.received_lens, sides, strict=True)
         ]
 
     def inner(self, height: int, width: int, direction: int) -> tuple[Any, ...]:
         """Returns the part of the input that goes to the neighbour in that direction."""
-        (row, column), (top, bottom, left, right) = _DIRECTIONS[direction], self.given
+        (row, column), (top, bottom, left, right) = _DIRECTIONS[direction], self.sent_lens
         return (..., _inner(row, height, top, bottom), _inner(column, width, left, right))
 
     def edge(self, height: int, width: int, direction: int) -> tuple[Any, ...]:
@@ -459,12 +459,12 @@ def _halo(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) -
         out = outputs[0]
         out[...] = 0
         out[..., top : top + height, left : left + width] = x
-        places = [halo.edge(height, width, d) for d, _ in fro]
+        regions = [halo.edge(height, width, d) for d, _ in fro]
         parts = [x[halo.inner(height, width, d)] for d, _ in to]
-        shapes = [out[place].shape for place in places]
+        shapes = [out[region].shape for region in regions]
         received = halo.exchange([r for _, r in to], parts, [r for _, r in fro], shapes, x)
-        for place, part in zip(places, received, strict=True):
-            out[place] = part
+        for region, part in zip(regions, received, strict=True):
+            out[region] = part
 
     return Plan([(*x.shape[:2], height + top + bottom, width + left + right)], run)
 
@@ -487,11 +487,11 @@ def _halo_back(attributes: Attributes, comm: Communicator, inputs: Sequence[Arra
     def run(outputs: Sequence[Array]) -> None:
         out = outputs[0]
         out[...] = dy[..., top : top + height, left : left + width]
-        places = [halo.inner(height, width, d) for d, _ in fro]
+        regions = [halo.inner(height, width, d) for d, _ in fro]
         parts = [dy[halo.edge(height, width, d)] for d, _ in to]
-        shapes = [out[place].shape for place in places]
+        shapes = [out[region].shape for region in regions]
         received = halo.exchange([r for _, r in to], parts, [r for _, r in fro], shapes, dy)
-        for place, part in zip(places, received, strict=True):
-            out[place] += part
+        for region, part in zip(regions, received, strict=True):
+            out[region] += part
 
     return Plan([(*dy.shape[:2], height, width)], run)

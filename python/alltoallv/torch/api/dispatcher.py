@@ -361,18 +361,18 @@ class StaticMoEDispatcher(torch.nn.Module):
     def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns each choice's expert, numbered with as many for every rank; whether it has room; its slot."""
         count, wide, narrow = self.num_experts, self._base + 1, max(self._base, 1)
-        known = (ids >= 0) & (ids < count)
-        expert = torch.where(known, ids.long(), count)
+        valid = (ids >= 0) & (ids < count)
+        expert = torch.where(valid, ids.long(), count)
         order = expert.argsort(stable=True)
         ordered = expert[order]
         firsts = torch.searchsorted(ordered, torch.arange(count + 1, device=ids.device))
-        place = torch.zeros_like(expert).scatter(0, order, torch.arange(len(ids), device=ids.device) - firsts[ordered])
+        slot = torch.zeros_like(expert).scatter(0, order, torch.arange(len(ids), device=ids.device) - firsts[ordered])
         end = self._extra * wide  # of the experts on ranks that have one more
         rank = torch.where(expert < end, expert // wide, self._extra + (expert - end) // narrow)
         index = torch.where(expert < end, expert % wide, (expert - end) % narrow)
-        home, kept = rank * self._most + index, known & (place < self.capacity)
+        home, kept = rank * self._most + index, valid & (slot < self.capacity)
         beyond = self._size * self._most * self.capacity
-        return home, kept, torch.where(kept, home * self.capacity + place, beyond)
+        return home, kept, torch.where(kept, home * self.capacity + slot, beyond)
 
     def _exchange(self, rows: Tensor) -> Tensor:
         parts = [self._most * self.capacity] * self._size

@@ -89,7 +89,7 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
 
 @partial(
     Operator,
-    fake=lambda x, local, received, rows, *given: x.new_empty((known_size(rows), *x.shape[1:])),
+    fake=lambda x, local, received, rows, *others: x.new_empty((known_size(rows), *x.shape[1:])),
     gradient=_back,
     saves=("local_count", "global_count"),
 )

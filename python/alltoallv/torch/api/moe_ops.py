@@ -163,7 +163,7 @@ def moe_dispatch(
     schema="(Tensor tokens, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, SymInt k, "
     "str group) -> Tensor[]",
     followed=2,
-    fake=lambda tokens, weights, order, source, *given: _as_given(tokens, weights, source.shape[0], source.shape[0]),
+    fake=lambda tokens, weights, order, source, *others: _as_given(tokens, weights, source.shape[0], source.shape[0]),
     gradient=lambda call, grads, *route: _back(call, grads, route, call.tokens.shape[0], call.k),
     saves=_WAY,
 )
@@ -204,7 +204,7 @@ def begin_collect(
     schema="(Tensor rows, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, Tensor? gates, "
     "SymInt tokens, SymInt k, str payload, str group) -> Tensor[]",
     followed=2,
-    fake=lambda rows, weights, order, source, ranks, token, gates, n, k, *given: _as_given(rows, weights, n, n, k),
+    fake=lambda rows, weights, order, source, ranks, token, gates, n, k, *others: _as_given(rows, weights, n, n, k),
     gradient=_forth,
     saves=_WAY,
 )

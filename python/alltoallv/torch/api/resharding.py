@@ -183,15 +183,15 @@ class ReshardPlan:
             )
         self._comm = comm
         with guard(groups.on_host(comm), "all_gather"):
-            whole = tuple(int(n) for n in shape)
+            full = tuple(int(n) for n in shape)
             layouts = [_layout(*each, comm.size, group) for each in (("source", source), ("target", target))]
-            source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
-            self.source_shape = boxes(source, whole).shape(comm.rank)
-            self.target_shape = boxes(target, whole).shape(comm.rank)
-            told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
+            source, target = (each.on(full, name) for each, name in zip(layouts, ("source", "target"), strict=True))
+            self.source_shape = boxes(source, full).shape(comm.rank)
+            self.target_shape = boxes(target, full).shape(comm.rank)
+            described = Described("x", source, target, full, self.source_shape, core_name(dtype))
             coding = _coding(format, group_size, self._device)
         self._dtype = dtype
-        self._plan = Resharding[Tensor](groups.on_host(comm), [told], coding, isinstance(comm, Communicator))
+        self._plan = Resharding[Tensor](groups.on_host(comm), [described], coding, isinstance(comm, Communicator))
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
         self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(comm, self._device))
 
@@ -203,10 +203,10 @@ class ReshardPlan:
         wants no gradient. With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
         """
         with guard(self._comm, "all_to_all_v"):
-            found = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
+            actual = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
             expected = None if self.source_shape is None else (self.source_shape, self._dtype, self._device.type)
-            if found != expected:
-                raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}", id=2105)
+            if actual != expected:
+                raise InvalidTensorError(f"x has shape, dtype and device {actual}, expected {expected}", id=2105)
             _check_later(async_op, x)
             wants = x is not None and needs_grad(x)
             if wants:
@@ -340,20 +340,20 @@ def _moved(
     with guard(groups.on_host(comm), "all_gather"):
         _check_later(async_op, *state.values())
         coding = _coding(*form, lies)
-        told = []
+        inputs = []
         for name, x in state.items():
             if x is not None:
                 check_tensor(name, x)
                 if x.device != lies:
                     raise InvalidTensorError(f"{name} lies on {x.device}, expected {lies} like the others", id=2106)
-            given = [each[name] if isinstance(each, Mapping) else each for each in (source, target)]
+            layouts = [each[name] if isinstance(each, Mapping) else each for each in (source, target)]
             of_source, of_target = (
-                _layout(what, each, comm.size, group) for what, each in zip(("source", "target"), given, strict=True)
+                _layout(what, each, comm.size, group) for what, each in zip(("source", "target"), layouts, strict=True)
             )
-            whole = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
+            full = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
-            told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
-    plan = Resharding[Tensor](groups.on_host(comm), told, coding, isinstance(comm, Communicator))
+            inputs.append(Described(name, of_source, of_target, full, part, dtype, x is not None and needs_grad(x)))
+    plan = Resharding[Tensor](groups.on_host(comm), inputs, coding, isinstance(comm, Communicator))
     outs = None if out is None else [out] if single else [out[name] for name in state]
     if outs is not None:
         with guard(comm, "all_to_all_v"):

@@ -151,13 +151,13 @@ def exchange(
     """Sends rows of bytes to ranks with equal terms; without ``recvs``, learns them. ``begins``: in background."""
     stride = buffer.shape[1]
 
-    def made(output: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def exchanged(output: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
         return output.view(-1, stride), [count // stride for count in counts]
 
     call = calls.exchange_rows(comm, OPERATOR, buffer, sends, recvs, terms)
     if begins:
-        return call.submit(made).result
-    received = made(*call.run())
+        return call.submit(exchanged).result
+    received = exchanged(*call.run())
     return lambda: received
 
 

@@ -291,8 +291,8 @@ def quantized_reduce(comm: AnyCommunicator, reduction: Reduction[Tensor]) -> Ope
         call = CheckedCall(quantized.plan(comm, request), (*addresses, bounds))
     else:
         call = comm.quantized_reduce(request, output, input, *errors, reduction.bounds)
-    about = request.counts, [output.numel()], reduction.result, (*kept, output)
-    return Operation(comm, request.operator, call, input, *about)
+    counts, result = (request.counts, [output.numel()]), reduction.result
+    return Operation(comm, request.operator, call, input, *counts, result, (*kept, output))
 
 
 def started(comm: Communicator, call: tuple[Any, Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:

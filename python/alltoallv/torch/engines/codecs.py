@@ -80,29 +80,29 @@ class Dynamic(Codec):
         gather_error: Tensor | None,
     ) -> None:
         super().__init__(request, output, input)
-        self.how = request.quantization
-        check_format(self.how, self._kernels, pieces=True)
-        self.unit = self.how.group_size
+        self.spec = request.quantization
+        check_format(self.spec, self._kernels, pieces=True)
+        self.unit = self.spec.group_size
         self._error, self._gather_error = error, gather_error
-        self._average, self._in_tree = self.how.op == "avg", request.leaves > 0
+        self._average, self._in_tree = self.spec.op == "avg", request.leaves > 0
         self._tells_bound = request.bound
-        if self.how.gather == "quantized":
+        if self.spec.gather == "quantized":
             self.result = None
 
     def sent_bytes(self, part: int) -> int:
-        return record_bytes(self.how, part)
+        return record_bytes(self.spec, part)
 
     def gathered_bytes(self, part: int) -> int:
         return self.sent_bytes(part) if self.result is None else super().gathered_bytes(part)
 
     def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
         """Returns codes and scales, one row per message."""
-        return record_views(messages, self.how, part)
+        return record_views(messages, self.spec, part)
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
         its = slice(first, first + count)
         error = None if self._error is None else self._error[its]
-        self._kernels.quantize(self._input[its], self.how, *self._views(messages, part), error, part)
+        self._kernels.quantize(self._input[its], self.spec, *self._views(messages, part), error, part)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         codes = self._views(messages, part)
@@ -110,9 +110,9 @@ class Dynamic(Codec):
         if self.result is not None:
             out = gathered[0, : self.gathered_bytes(count)].view(self._output.dtype)
             if total is not None:
-                self._note(narrow(total, out, self.how.overflow))
+                self._note(narrow(total, out, self.spec.overflow))
             else:
-                self._note(self._kernels.dequantize_sum(*codes, self.how, out, average=self._average))
+                self._note(self._kernels.dequantize_sum(*codes, self.spec, out, average=self._average))
             if self._tells_bound:
                 if total is None:
                     total = torch.empty(count, dtype=torch.float32, device=out.device)
@@ -120,43 +120,43 @@ class Dynamic(Codec):
                 self._find_bounds(codes, total)
             return
         error = None if self._gather_error is None else self._gather_error[held : held + count]
-        made = self._views(gathered, part)
+        pair = self._views(gathered, part)
         if total is not None:
-            self._kernels.quantize(total, self.how, *made)
+            self._kernels.quantize(total, self.spec, *pair)
         else:
-            self._kernels.requantize(*codes, self.how, count, *made, average=self._average, error=error)
+            self._kernels.requantize(*codes, self.spec, count, *pair, average=self._average, error=error)
         if self._tells_bound:
             sums = torch.empty(count, dtype=torch.float32, device=gathered.device)
-            self._kernels.dequantize(*made, self._plain, sums, part)
-            self._find_bounds(codes, sums, made)
+            self._kernels.dequantize(*pair, self._plain, sums, part)
+            self._find_bounds(codes, sums, pair)
 
     def _tree(self, codes: Tensor, scales: Tensor, count: int) -> Tensor:
         """Returns the sum, or average, of all messages in a tree, as float32."""
         terms = torch.empty(len(codes), count, dtype=torch.float32, device=codes.device)
         for row, term in enumerate(terms):
             self._kernels.dequantize(codes[row : row + 1], scales[row : row + 1], self._plain, term)
-        return combine(terms.unbind(), self.how.op, tree=True)
+        return combine(terms.unbind(), self.spec.op, tree=True)
 
     @property
     def _plain(self) -> Quantization:
         """How sums become float32."""
-        return replace(self.how, overflow="infinity")
+        return replace(self.spec, overflow="infinity")
 
     def _find_bounds(self, codes: Pair, sums: Tensor, again: Pair | None = None) -> None:
         """Computes the bounds of sums of the ranks' codes; ``again``: the codes of the sums, if they travel as such."""
         count, size = sums.numel(), len(codes[0])
-        total = bounds.summed(bounds.errors(*codes, self.how, count, size), self._average)
+        total = bounds.summed(bounds.errors(*codes, self.spec, count, size), self._average)
         if again is not None:
-            total = total + bounds.errors(*again, self.how, count, size)
-        about = self.how, size, self._output.dtype, self.how.overflow
-        self.bounds = bounds.bounds(total, sums.view(1, -1), *about).view(-1)
+            total = total + bounds.errors(*again, self.spec, count, size)
+        terms = self.spec, size, self._output.dtype, self.spec.overflow
+        self.bounds = bounds.bounds(total, sums.view(1, -1), *terms).view(-1)
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         if self.result is not None:
             super().decode(gathered, first, count, part)
             return
         target = self._output[first : first + count]
-        self._note(self._kernels.dequantize(*self._views(gathered, part), self.how, target, part))
+        self._note(self._kernels.dequantize(*self._views(gathered, part), self.spec, target, part))
 
 
 class Scales:

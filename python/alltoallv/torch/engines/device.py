@@ -303,8 +303,8 @@ class DeviceMember(ABC):
         self.destroy()
 
     def __repr__(self) -> str:
-        about = f"rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r}"
-        return f"{type(self).__name__}({about})"
+        fields = f"rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r}"
+        return f"{type(self).__name__}({fields})"
 
 
 class DeviceCall:

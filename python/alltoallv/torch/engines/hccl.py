@@ -109,20 +109,20 @@ class HcclMember(DeviceMember):
         self, call: Call, input: Tensor, wait: bool
     ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
         plan = self._plan(call)
-        made: list[Any] = []
+        received: list[Any] = []
         current = npu().current_stream(input.device)
 
         def allocate(counts: Sequence[int]) -> int:
             # The caller's stream uses this memory to the end; memory of the launch stream is reused after any launch.
             with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
-                made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
-            return made[0].data_ptr()
+                received[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
+            return received[0].data_ptr()
 
         def start(stream: int) -> None:
             plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)
 
-        work = self._streams.launch(input.device, start, wait, lambda: (input, made[0]))
-        return (made[0], made[1]), work
+        work = self._streams.launch(input.device, start, wait, lambda: (input, received[0]))
+        return (received[0], received[1]), work
 
     def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
@@ -182,10 +182,10 @@ class HcclMember(DeviceMember):
 
         def launch(wait: bool) -> tuple[None, Any]:
             def start(stream: int) -> None:
-                about = self.communicator.core, str(input.dtype).removeprefix("torch."), row
+                terms = self.communicator.core, str(input.dtype).removeprefix("torch."), row
                 read = input.data_ptr(), rows[0], sends, sdispls
                 written = target, rows[1], bool(expected), received, status
-                _core.exchange_counted_on_device(*about, *read, *written, stream)
+                _core.exchange_counted_on_device(*terms, *read, *written, stream)
 
             keep = input, *outs, *(x for x in counts if x is not None)
             return None, self._streams.launch(input.device, start, wait, lambda: keep)

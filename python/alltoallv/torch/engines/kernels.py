@@ -34,15 +34,15 @@ def kernels_for(device: str) -> Any:
     return torch_kernels
 
 
-def offers_format(how: Quantization, kernels: Any, pieces: bool = False) -> bool:
+def offers_format(spec: Quantization, kernels: Any, pieces: bool = False) -> bool:
     """Returns whether the kernels know a format; for ``pieces`` see `check_format`."""
-    row = how.row
+    row = spec.row
     plain = row.bits in (8, 4) and not (row.rotated or row.spikes)
-    known = row.mantissa < 0 if kernels is torch_kernels else plain
-    return known and not (pieces and how.has_tensor_scale)
+    supported = row.mantissa < 0 if kernels is torch_kernels else plain
+    return supported and not (pieces and spec.has_tensor_scale)
 
 
-def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
+def check_format(spec: Quantization, kernels: Any, pieces: bool = False) -> None:
     """Raises InvalidParamError for a format that the kernels do not know yet.
 
     Args:
@@ -51,9 +51,9 @@ def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
     Raises:
         InvalidParamError: the format is unknown; the message names it.
     """
-    if not offers_format(how, kernels, pieces):
+    if not offers_format(spec, kernels, pieces):
         raise InvalidParamError(
-            f"format is {how.format}, which this engine does not offer; shared memory and tcp do", id=1439
+            f"format is {spec.format}, which this engine does not offer; shared memory and tcp do", id=1439
         )
 
 
@@ -70,21 +70,21 @@ def _has_triton(device: str) -> bool:
     return bool(compiles)
 
 
-def record_bytes(how: Quantization, length: int) -> int:
+def record_bytes(spec: Quantization, length: int) -> int:
     """Returns the bytes of a record: ``length`` elements as engines exchange them.
 
     Scales, float32, lie before the codes, each aligned to 16 bytes, so that every record begins where an accelerator
     reads many bytes at once.
     """
-    return _aligned(how.scale_bytes(length)) + _aligned(how.code_bytes(length))
+    return _aligned(spec.scale_bytes(length)) + _aligned(spec.code_bytes(length))
 
 
-def record_views(records: Tensor, how: Quantization, length: int) -> tuple[Tensor, Tensor]:
+def record_views(records: Tensor, spec: Quantization, length: int) -> tuple[Tensor, Tensor]:
     """Returns codes and scales of records of ``length`` elements each, one row per record."""
-    size = how.scale_bytes(length)
+    size = spec.scale_bytes(length)
     begin, scales = _aligned(size), records[:, :size]
-    codes = records[:, begin : begin + how.code_bytes(length)]
-    return codes, scales.view(torch.float32) if how.has_floats else scales
+    codes = records[:, begin : begin + spec.code_bytes(length)]
+    return codes, scales.view(torch.float32) if spec.has_floats else scales
 
 
 def _aligned(size: int) -> int:

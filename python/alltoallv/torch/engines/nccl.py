@@ -56,8 +56,8 @@ class NcclMember(DeviceMember):
 
     def flight_record(self) -> dict[str, Any]:
         operators = list(self._flight)
-        mine = {"rank": self.rank, "pid": os.getpid(), "left": not self.usable, "operators": operators}
-        return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [mine]}
+        own_record = {"rank": self.rank, "pid": os.getpid(), "left": not self.usable, "operators": operators}
+        return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [own_record]}
 
     def _compares(self) -> bool:
         """Returns whether the ranks compare the call whose turn it is."""
@@ -81,11 +81,11 @@ class NcclMember(DeviceMember):
             entry |= {"state": "failed", "start_ns": time.monotonic_ns(), "end_ns": 0}
             self._flight.append(entry)
             self._stats["failed_operators"] += 1
-            told = None
+            compared = None
             if learns or self._compares() or not self.communicator.usable:  # the comparison then shows what ended it
-                told = self._compared(compare, learns)
+                compared = self._compared(compare, learns)
             try:
-                result, received = launch(told)
+                result, received = launch(compared)
             except BaseException as error:  # the peers have launched the call, or will
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self.communicator.abort(f"it interrupted {call.operator}: {text}")
@@ -120,7 +120,7 @@ class NcclMember(DeviceMember):
     def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> Any:
         plan = self._plan(call)
 
-        def launch(told: Any) -> tuple[Any, int]:
+        def launch(compared: Any) -> tuple[Any, int]:
             if call.operator == "broadcast":
                 tensor = self._flat(input if self.rank == call.root else output)
                 work = dist.broadcast(tensor, group=self.group, group_src=call.root, async_op=not wait)
@@ -133,7 +133,7 @@ class NcclMember(DeviceMember):
     def _launch_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
         plan = self._plan(call)
 
-        def launch(told: Any) -> tuple[Any, int]:
+        def launch(compared: Any) -> tuple[Any, int]:
             work = self._exchange_views(list(map(self._flat, outputs)), list(map(self._flat, inputs)), wait)
             return work, sum(call.layout[2]) * inputs[0].itemsize
 
@@ -155,7 +155,7 @@ class NcclMember(DeviceMember):
         kinds = _FLOATS if op == "avg" else _FLOATS | _INTEGERS
         native = not call.ordered and self.size > 1 and op in _NATIVE and input.dtype in kinds
 
-        def launch(told: Any) -> tuple[tuple[bool, Any], int]:
+        def launch(compared: Any) -> tuple[tuple[bool, Any], int]:
             if not native:
                 return (False, None), 0
             reduce_op, options = getattr(dist.ReduceOp, _NATIVE[op]), {"group": self.group, "async_op": not wait}
@@ -173,7 +173,7 @@ class NcclMember(DeviceMember):
     def _compare_quantized(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
         plan = quantized.plan(self.communicator, request)
         call = Call(request.operator, request.dtype)
-        self._run(call, lambda: plan.compare(feeds_back, gather_feeds_back), lambda told: (None, 0))
+        self._run(call, lambda: plan.compare(feeds_back, gather_feeds_back), lambda compared: (None, 0))
 
     def _flat(self, tensor: Tensor) -> Tensor:
         """Returns a contiguous tensor as NCCL moves it: in its own dtype, which NCCL's checks and profilers show."""

@@ -58,14 +58,14 @@ def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device, ve
         codec.encode(messages, number * count, count, share)
     _exchange(steps, inbox, outbox, [vectors * sent] * size, [vectors * sent] * size)
     gathered = codec.gathered_bytes(share)
-    mine = _bytes(1, gathered, device)
+    own_row = _bytes(1, gathered, device)
     first = min(steps.rank * share, count)
     if own := min(share, count - first):
-        codec.combine(inbox.view(-1, sent), first, own, share, mine, 0)
+        codec.combine(inbox.view(-1, sent), first, own, share, own_row, 0)
     # Equal parts are gathered in their final place.
     result = codec.result if size * share == count else None
     everything = _bytes(size, gathered, device) if result is None else result.view(size, gathered)
-    steps.gather(everything.view(-1), mine.view(-1))
+    steps.gather(everything.view(-1), own_row.view(-1))
     if result is None:
         codec.decode(everything, 0, count, share)
 
@@ -73,9 +73,9 @@ def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device, ve
 def _gather_bounds(steps: Steps, codec: Codec, bounds: Tensor) -> None:
     """Fills ``bounds`` with those of all parts, of which each rank has its own."""
     share = -(-bounds.numel() // steps.size)  # a group is a unit
-    mine, everything = bounds.new_zeros(share), bounds.new_empty(steps.size * share)
-    mine[: codec.bounds.numel()] = codec.bounds
-    steps.gather(everything.view(torch.uint8), mine.view(torch.uint8))
+    own_row, everything = bounds.new_zeros(share), bounds.new_empty(steps.size * share)
+    own_row[: codec.bounds.numel()] = codec.bounds
+    steps.gather(everything.view(torch.uint8), own_row.view(torch.uint8))
     bounds.copy_(everything[: bounds.numel()])
 
 
@@ -95,12 +95,12 @@ def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Codec, device: t
 
 
 def _share_overflows(steps: Steps, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
-    mine = torch.zeros(4, dtype=torch.uint8, device=device)
+    own_report = torch.zeros(4, dtype=torch.uint8, device=device)
     if codec.overflows:
-        mine[0] = torch.cat(codec.overflows).amax()
-    told = _bytes(steps.size, 4, device)
-    steps.gather(told.view(-1), mine)
-    if told[:, 0].any():
+        own_report[0] = torch.cat(codec.overflows).amax()
+    overflow_reports = _bytes(steps.size, 4, device)
+    steps.gather(overflow_reports.view(-1), own_report)
+    if overflow_reports[:, 0].any():
         raise ValueOverflowError(
             f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'", id=6002
         )

@@ -71,7 +71,7 @@ def reduce_in_order(
     size, total, own = steps.size, sum(counts), counts[steps.rank]
     output, input = output.detach(), input.detach()
     begins = packed(counts)
-    mine = slice(begins[steps.rank], begins[steps.rank] + own)
+    own_slice = slice(begins[steps.rank], begins[steps.rank] + own)
     gathers, tree = steps.operator == "all_reduce", leaves > 0
     each = leaves // size if tree else 1  # vectors of every rank
     vectors = input.view(each, total)
@@ -79,7 +79,7 @@ def reduce_in_order(
         everything = input.new_empty(size * input.numel())
         steps.gather(as_bytes(everything), as_bytes(input))
         parts = everything.view(size * each, total)
-        combine((parts if gathers else parts[:, mine]).unbind(), op, tree, output)
+        combine((parts if gathers else parts[:, own_slice]).unbind(), op, tree, output)
         return
     others = [0 if j == steps.rank else own * each for j in range(size)]  # this rank's own part is read where it lies
     sends = [0 if j == steps.rank else count * each for j, count in enumerate(counts)]
@@ -89,7 +89,7 @@ def reduce_in_order(
     layout = (sends, [begin * each for begin in begins], others, packed(others))
     steps.exchange(as_bytes(came), as_bytes(input), in_bytes(layout, input.itemsize))
     terms = list(came.view(-1, own).unbind()) if own else []
-    terms[steps.rank * each : steps.rank * each] = vectors[:, mine].unbind()
+    terms[steps.rank * each : steps.rank * each] = vectors[:, own_slice].unbind()
     result = combine(terms, op, tree)
     if not gathers:
         output.copy_(result)

@@ -165,33 +165,33 @@ def meet(
     """
     own = GroupStore(dist.PrefixStore("alltoallv", store), size)
     key = uuid.uuid4().hex
-    mine = _introduction(key, more)
-    place, everybody = "", b"[]"
+    own_entry = _introduction(key, more)
+    prefix, everybody = "", b"[]"
     job = own.word() if all_ranks and size > 1 else ""
     if job:
         seat.take(job, rank, f"rank {rank} of the group's store", timeout)
     wait = _waiter(f"rank {rank} of group {name!r}", timeout, lambda: _core.check_living(list(processes), rank, name))
 
     def gathered() -> bool:
-        nonlocal place, everybody
+        nonlocal prefix, everybody
         opened = own.store.get("place").decode() if own.store.check(["place"]) else ""
         # Rank 0 may have gathered everybody and opened its next place meanwhile.
-        if place and own.store.check([f"{place}/all"]):
-            everybody = bytes(own.store.get(f"{place}/all"))
+        if prefix and own.store.check([f"{prefix}/all"]):
+            everybody = bytes(own.store.get(f"{prefix}/all"))
             if json.loads(everybody)[rank]["key"] == key:
                 return True
-        if opened != place:
-            own.store.set(f"{opened}/{rank}", mine)
-            place = opened
+        if opened != prefix:
+            own.store.set(f"{opened}/{rank}", own_entry)
+            prefix = opened
         return False
 
     if rank == 0:
-        own.post(f"{key}/0", mine)
+        own.post(f"{key}/0", own_entry)
         own.post("place", key)
         everybody = b"[" + b",".join(own.collect(key, wait)) + b"]"
         own.post(f"{key}/all", everybody)
     else:
-        wait(lambda step: own.await_(gathered, step), lambda: own.missing(place) or [0])
+        wait(lambda step: own.await_(gathered, step), lambda: own.missing(prefix) or [0])
     who = json.loads(everybody)
     return Meeting(who, who[0]["key"], job)
 
@@ -224,7 +224,7 @@ def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -
 
 def meet_over(gather: Gather, **more: Any) -> Meeting:
     """Does `meet` for ranks that have no store, but a function that gives every rank the bytes of all."""
-    who = [json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())]
+    who = [json.loads(peer) for peer in gather(_introduction(uuid.uuid4().hex, more).encode())]
     return Meeting(who, who[0]["key"])
 
 
@@ -243,9 +243,9 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, name:
     def own_part() -> GroupStore:
         return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), size)
 
-    def gather(mine: bytes) -> list[bytes]:
+    def gather(payload: bytes) -> list[bytes]:
         key = f"gather/{next(numbers)}"
-        own_part().post(f"{key}/{rank}", mine)
+        own_part().post(f"{key}/{rank}", payload)
         return own_part().collect(key, _waiter(f"rank {rank}", timeout, living))
 
     return gather
@@ -287,10 +287,10 @@ def connect(
         # Where another process has claimed this rank there are two jobs, however few ranks of this one are left.
         claimed = bool(meeting.job) and seat.contested(meeting.job)
         refuse_strangers(launch.depth_of_torch(), pids, 0 if claimed else size, core)
-    made = Communicator(core, options)
+    comm = Communicator(core, options)
     if meeting.job:
-        weakref.finalize(made, seat.leave, meeting.job)
-    return made
+        weakref.finalize(comm, seat.leave, meeting.job)
+    return comm
 
 
 _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()

@@ -58,8 +58,8 @@ class StagedMember(DeviceMember):
     def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StagedWork | None]:
-        about = call.operator, call.dtype, op, list(counts), call.shape
-        plan = ReductionPlan(self.communicator.core, *about, leaves=call.leaves)
+        core = self.communicator.core
+        plan = ReductionPlan(core, call.operator, call.dtype, op, list(counts), call.shape, leaves=call.leaves)
         return True, self._run(plan, [output], [input], wait)
 
     def _run(

@@ -26,32 +26,32 @@ _TOO_LARGE = {torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000, torch.float
 
 
 def quantize(
-    x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
+    x: Tensor, spec: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
 ) -> None:
     for rows, elements, length in in_parts(x.numel(), part):
         state = None if error is None else error[elements].view(-1, length)
-        _quantize(x[elements].view(-1, length), how, codes[rows], scales[rows], state)
+        _quantize(x[elements].view(-1, length), spec, codes[rows], scales[rows], state)
 
 
 def in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]:
     """Yields the rows, the elements and the elements per row: of all whole parts, then of a shorter last one."""
     part = part or max(count, 1)
-    whole = count // part
-    if whole:
-        yield slice(0, whole), slice(0, whole * part), part
+    full_rows = count // part
+    if full_rows:
+        yield slice(0, full_rows), slice(0, full_rows * part), part
     if rest := count % part:
-        yield slice(whole, whole + 1), slice(whole * part, count), rest
+        yield slice(full_rows, full_rows + 1), slice(full_rows * part, count), rest
 
 
-def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
+def _quantize(x: Tensor, spec: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
     """Quantizes every row of ``x`` as a vector of its own."""
     length = x.shape[1]
-    groups, row, most = how.groups(length), how.row, 2 ** (how.bits - 1) - 1
-    how = _fitted(how, length)
+    groups, row, most = spec.groups(length), spec.row, 2 ** (spec.bits - 1) - 1
+    spec = _fitted(spec, length)
     values = x.float()
     if error is not None:
         values = values + error
-    table = given = _grouped(values, how.group_size)
+    table = unshaped = _grouped(values, spec.group_size)
     turned = torch.zeros((), dtype=torch.bool, device=x.device)
     apart = torch.empty(0, dtype=torch.int32, device=x.device)
     if row.spikes:
@@ -63,7 +63,7 @@ def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error
     largest = magnitudes.amax(2, keepdim=True)
     usual = (largest >= 0x00800000) & (largest < _INF)
     scale = torch.where(usual, largest, 0).view(torch.float32) / most
-    scale = scale.clamp(2.0**-125, _LARGEST_SCALE[how.bits])
+    scale = scale.clamp(2.0**-125, _LARGEST_SCALE[spec.bits])
     scale = torch.where(turned, -scale, scale)
     inverse = torch.where(usual, 1.0 / scale, 0.0)
     special = torch.where(largest < _INF, 0, torch.where(largest > _INF, _NAN, _INF)).int()
@@ -76,33 +76,35 @@ def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error
         scales[:, : 12 * groups] = words.flatten(1).view(torch.uint8)
     else:
         scales[:, :groups] = scale.view(-1, groups)
-    size = how.code_bytes(length)
-    codes[:, :size] = _packed(quotients, how, length).view(codes.dtype)
+    size = spec.code_bytes(length)
+    codes[:, :size] = _packed(quotients, spec, length).view(codes.dtype)
     if error is not None:
-        made = _restored(quotients * scale, scale, apart, how, length)
-        lost = torch.where(largest < _INF, given - made, 0.0)
+        restored = _restored(quotients * scale, scale, apart, spec, length)
+        lost = torch.where(largest < _INF, unshaped - restored, 0.0)
         error.copy_(lost.flatten(1)[:, :length])
 
 
 def dequantize_sum(
-    codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
+    codes: Tensor, scales: Tensor, spec: Quantization, out: Tensor, *, average: bool = False
 ) -> Tensor | None:
-    return narrow(_sum(codes, scales, how, out.numel(), average), out, how.overflow)
+    return narrow(_sum(codes, scales, spec, out.numel(), average), out, spec.overflow)
 
 
-def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
+def dequantize(
+    codes: Tensor, scales: Tensor, spec: Quantization, out: Tensor, part: int | None = None
+) -> Tensor | None:
     overflows = None
     for rows, elements, length in in_parts(out.numel(), part):
-        values = _one_nan(_values(codes[rows], scales[rows], how, length)).view(-1)
-        found = narrow(values, out[elements], how.overflow)
-        overflows = found if overflows is None or found is None else overflows | found
+        values = _one_nan(_values(codes[rows], scales[rows], spec, length)).view(-1)
+        exceeded = narrow(values, out[elements], spec.overflow)
+        overflows = exceeded if overflows is None or exceeded is None else overflows | exceeded
     return overflows
 
 
 def requantize(
     codes: Tensor,
     scales: Tensor,
-    how: Quantization,
+    spec: Quantization,
     count: int,
     new_codes: Tensor,
     new_scales: Tensor,
@@ -110,7 +112,7 @@ def requantize(
     average: bool = False,
     error: Tensor | None = None,
 ) -> None:
-    quantize(_sum(codes, scales, how, count, average), how, new_codes, new_scales, error)
+    quantize(_sum(codes, scales, spec, count, average), spec, new_codes, new_scales, error)
 
 
 def sum_shared_scale(
@@ -133,9 +135,9 @@ def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
     codes.copy_(_saturated(total.view(-1, ratios.numel()) * ratios).view(-1))
 
 
-def _fitted(how: Quantization, count: int) -> Quantization:
-    """Returns ``how`` without padding to a group that is longer than the vector."""
-    return how if how.group_size <= count else replace(how, group_size=max(count, 1))
+def _fitted(spec: Quantization, count: int) -> Quantization:
+    """Returns ``spec`` without padding to a group that is longer than the vector."""
+    return spec if spec.group_size <= count else replace(spec, group_size=max(count, 1))
 
 
 def _grouped(values: Tensor, group_size: int) -> Tensor:
@@ -146,8 +148,8 @@ def _grouped(values: Tensor, group_size: int) -> Tensor:
 
 def _whole_and_rest(table: Tensor, length: int) -> list[Tensor]:
     """Returns the whole groups of all rows, and the shorter last ones without what fills them up."""
-    whole, rest = divmod(length, table.shape[2])
-    return [table[:, :whole]] * bool(whole) + [table[:, whole:, :rest]] * bool(rest)
+    full, rest = divmod(length, table.shape[2])
+    return [table[:, :full]] * bool(full) + [table[:, full:, :rest]] * bool(rest)
 
 
 def _without_spikes(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -157,9 +159,9 @@ def _without_spikes(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(table.shape[2], device=table.device)
     elements = torch.arange(table.shape[1] * table.shape[2], device=table.device).view(table.shape[1:])
     keys = torch.where(elements < length, magnitudes.long() * 4096 + (4095 - places), -1)
-    found, index = keys.topk(min(2, table.shape[2]), dim=2)
+    top_keys, index = keys.topk(min(2, table.shape[2]), dim=2)
     finite = magnitudes.amax(2, keepdim=True) < _INF
-    taken, its_bits = finite & (found >= 0), bits.gather(2, index)
+    taken, its_bits = finite & (top_keys >= 0), bits.gather(2, index)
     size = its_bits & 0x7FFFFFFF
     value = ((size + 0x7FFF + ((size >> 16) & 1)) >> 16).clamp(max=0x7F7F)
     value = torch.where(size < 0x00800000, 0, value) | (its_bits >> 16) & 0x8000
@@ -173,14 +175,14 @@ def _rotated(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
     magnitudes = table.view(torch.int32) & 0x7FFFFFFF
     largest = magnitudes.amax(2, keepdim=True)
     may = (largest >= (127 - 60) << 23) & (largest < (127 + 117) << 23)
-    made = _rotation(torch.where(may & (magnitudes >= (127 - 100) << 23), table, 0.0), length)
-    turned = may & ((made.view(torch.int32) & 0x7FFFFFFF).amax(2, keepdim=True) < largest)
-    return torch.where(turned, made, table), turned
+    rotated = _rotation(torch.where(may & (magnitudes >= (127 - 100) << 23), table, 0.0), length)
+    turned = may & ((rotated.view(torch.int32) & 0x7FFFFFFF).amax(2, keepdim=True) < largest)
+    return torch.where(turned, rotated, table), turned
 
 
 def _rotation(table: Tensor, length: int) -> Tensor:
     """Multiplies every group by Hadamard matrices over the root of their size, one per binary digit of its length."""
-    made = []
+    rotated = []
     for groups in _whole_and_rest(table, length):
         parts, begin, n = [], 0, groups.shape[2]
         for size in (1 << digit for digit in range(n.bit_length() - 1, -1, -1) if n >> digit & 1):
@@ -192,13 +194,13 @@ def _rotation(table: Tensor, length: int) -> Tensor:
             root = torch.tensor(size**-0.5, dtype=torch.float32, device=table.device)
             parts.append(block * root)
             begin += size
-        made.append(torch.nn.functional.pad(torch.cat(parts, 2), (0, table.shape[2] - n)))
-    return torch.cat(made, 1)
+        rotated.append(torch.nn.functional.pad(torch.cat(parts, 2), (0, table.shape[2] - n)))
+    return torch.cat(rotated, 1)
 
 
-def _restored(terms: Tensor, scale: Tensor, apart: Tensor, how: Quantization, length: int) -> Tensor:
+def _restored(terms: Tensor, scale: Tensor, apart: Tensor, spec: Quantization, length: int) -> Tensor:
     """Returns values of products of codes and scales: rotated back, with spikes."""
-    row = how.row
+    row = spec.row
     if row.rotated:
         back = (scale < 0) & scale.isfinite()
         terms = torch.where(back, _rotation(torch.where(back, terms, 0.0), length), terms)
@@ -214,72 +216,72 @@ def _planes(bits: int) -> list[int]:
     return [width for width in (8, 4, 2, 1) if bits & width]
 
 
-def _packed(codes: Tensor, how: Quantization, length: int) -> Tensor:
+def _packed(codes: Tensor, spec: Quantization, length: int) -> Tensor:
     """Returns one row of bytes with the codes of each row's groups."""
-    if how.bits == 8:
+    if spec.bits == 8:
         return codes.flatten(1)[:, :length]
-    made = []
+    packed = []
     for groups in _whole_and_rest(codes, length):
         planes = []
         for run in groups.to(torch.int32).split(_RUN, 2):
             shift = 0
-            for width in _planes(how.bits):
+            for width in _planes(spec.bits):
                 each = torch.nn.functional.pad(run >> shift & (1 << width) - 1, (0, -run.shape[2] % (8 // width)))
                 shifts = torch.arange(0, 8, width, dtype=torch.int32, device=codes.device)
                 planes.append((each.view(*run.shape[:2], -1, 8 // width) << shifts).sum(3))
                 shift += width
-        made.append(torch.cat(planes, 2).flatten(1))
-    return torch.cat(made, 1).to(torch.uint8)
+        packed.append(torch.cat(planes, 2).flatten(1))
+    return torch.cat(packed, 1).to(torch.uint8)
 
 
-def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: bool) -> Tensor:
-    total = _values(codes[:1], scales[:1], how, count)
+def _sum(codes: Tensor, scales: Tensor, spec: Quantization, count: int, average: bool) -> Tensor:
+    total = _values(codes[:1], scales[:1], spec, count)
     for row in range(1, len(codes)):
-        total = total + _values(codes[row : row + 1], scales[row : row + 1], how, count)
+        total = total + _values(codes[row : row + 1], scales[row : row + 1], spec, count)
     if average:
         total = total / len(codes)
     return _one_nan(total).view(-1)
 
 
-def _values(codes: Tensor, scales: Tensor, how: Quantization, length: int) -> Tensor:
+def _values(codes: Tensor, scales: Tensor, spec: Quantization, length: int) -> Tensor:
     """Returns code times scale: [rows, length]."""
-    groups, size = how.groups(length), how.code_bytes(length)
-    spikes = how.row.spikes
+    groups, size = spec.groups(length), spec.code_bytes(length)
+    spikes = spec.row.spikes
     if length == 0:
         return torch.zeros(len(codes), 0, device=codes.device)
-    how = _fitted(how, length)
+    spec = _fitted(spec, length)
     words = scales.view(torch.int32).reshape(len(scales), -1, 3 if spikes else 1)[:, :groups]
     scale = words[..., :1].contiguous().view(torch.float32)
-    terms = _unpacked(codes[:, :size], how, length) * scale
-    return _restored(terms, scale, words[..., 1:], how, length).flatten(1)[:, :length].contiguous()
+    terms = _unpacked(codes[:, :size], spec, length) * scale
+    return _restored(terms, scale, words[..., 1:], spec, length).flatten(1)[:, :length].contiguous()
 
 
 def _one_nan(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), float("nan"), values)
 
 
-def _unpacked(codes: Tensor, how: Quantization, length: int) -> Tensor:
+def _unpacked(codes: Tensor, spec: Quantization, length: int) -> Tensor:
     """Returns the codes of every row's groups."""
-    group = how.group_size
-    if how.bits == 8:
+    group = spec.group_size
+    if spec.bits == 8:
         return _grouped(codes.view(torch.int8).float(), group)
-    made, begin, top = [], 0, 1 << how.bits - 1
+    unpacked, begin, top = [], 0, 1 << spec.bits - 1
     for count, n in ((length // group, group), (int(length % group > 0), length % group)):
         if not count:
             continue
-        size = sum(-(-n * width // 8) for width in _planes(how.bits))
+        size = sum(-(-n * width // 8) for width in _planes(spec.bits))
         rows = codes[:, begin : begin + count * size].view(torch.uint8).reshape(len(codes), count, size).to(torch.int32)
         begin, at, runs = begin + count * size, 0, []
         for run in (min(n - first, _RUN) for first in range(0, n, _RUN)):
             total, shift = torch.zeros(len(codes), count, run, dtype=torch.int32, device=codes.device), 0
-            for width in _planes(how.bits):
+            for width in _planes(spec.bits):
                 plane = rows[..., at : at + -(-run * width // 8)]
                 shifts = torch.arange(0, 8, width, dtype=torch.int32, device=codes.device)
                 parts = (plane[..., None] >> shifts & (1 << width) - 1).flatten(2)[..., :run]
                 total, shift, at = total | parts << shift, shift + width, at + plane.shape[2]
             runs.append(total)
-        made.append(torch.nn.functional.pad(torch.cat(runs, 2), (0, group - n)))
-    return ((torch.cat(made, 1) ^ top) - top).float()
+        unpacked.append(torch.nn.functional.pad(torch.cat(runs, 2), (0, group - n)))
+    return ((torch.cat(unpacked, 1) ^ top) - top).float()
 
 
 def narrow(values: Tensor, out: Tensor, overflow: Overflow, allowed: Tensor | None = None) -> Tensor | None:

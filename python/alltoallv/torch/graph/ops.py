@@ -66,7 +66,7 @@ def _plain_exchange(comm: AnyCommunicator, *args: Any) -> Tensor | None:
     return None if comm.host_core is None else _core.exchange(comm.host_core, *args)
 
 
-def _flat(input: Tensor, layout: Tensor, numel: int, *given: Any) -> Tensor:
+def _flat(input: Tensor, layout: Tensor, numel: int, *others: Any) -> Tensor:
     return input.new_empty((known_size(numel),))
 
 
@@ -108,7 +108,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
 
 @partial(
     Operator,
-    fake=lambda input, sends, *given: [input.new_empty((known_size(-1),)), sends.new_empty((4, sends.shape[1]))],
+    fake=lambda input, sends, *others: [input.new_empty((known_size(-1),)), sends.new_empty((4, sends.shape[1]))],
     gradient=lambda call, grads, layout: _back(call, grads[0], layout),
     saves=(1,),
     sized_by_values=lambda args: True,
@@ -209,7 +209,7 @@ def _to_leaves(call: Any, grad: Tensor) -> Tensor:
     return total.expand(call.input.shape)
 
 
-@partial(Operator, fake=lambda input, *given: input.new_empty(input.shape[1:]), gradient=_to_leaves)
+@partial(Operator, fake=lambda input, *others: input.new_empty(input.shape[1:]), gradient=_to_leaves)
 def all_reduce_leaves(input: Tensor, leaves: int, group: str) -> Tensor:
     """Adds ``leaves`` tensors, of which every rank has its share, ``[leaves / W, ...]``, in a tree."""
     comm = communicator_of(group, input)

@@ -109,7 +109,7 @@ def _run(
     return results
 
 
-effectful(_run, lambda outs, *given: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in outs])
+effectful(_run, lambda outs, *others: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in outs])
 
 
 def all_to_all_v(

@@ -62,8 +62,8 @@ _UNSET = timedelta(0)  # this timeout, or a smaller one, means the group's
 class AllToAllVGroup(EngineGroup):
     """Runs a group's CPU collectives over its communicator; see the module. `_add` adds those that are declared."""
 
-    def __init__(self, options: _DistributedBackendOptions, given: Any = None) -> None:
-        super().__init__(options, given)
+    def __init__(self, options: _DistributedBackendOptions, backend_options: Any = None) -> None:
+        super().__init__(options, backend_options)
         # The tensors must live until the operator is done, even when nobody holds its work.
         self._pending: set[BackendWork] = set()
 

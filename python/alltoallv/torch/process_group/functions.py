@@ -85,11 +85,11 @@ def _install_batch() -> None:
             works: list[Any] = of_torch(p2p_op_list)
             return works
         _c10d._check_p2p_op_list(p2p_op_list)
-        with _c10d._coalescing_manager(group, device, async_ops=True) as made:
+        with _c10d._coalescing_manager(group, device, async_ops=True) as coalescing:
             for each in p2p_op_list:
                 peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
                 each.op(each.tensor, group=each.group, tag=each.tag, **peer)
-        works = made.works
+        works = coalescing.works
         return works
 
     _c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv

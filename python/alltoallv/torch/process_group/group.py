@@ -64,9 +64,9 @@ class EngineGroup(dist.ProcessGroup):
     group. Nothing that a rank may do alone makes it.
     """
 
-    def __init__(self, options: _DistributedBackendOptions, given: Any = None) -> None:
-        """Takes ``given``: `GroupOptions`, or the options of an accelerator's engine."""
-        own = given if isinstance(given, GroupOptions) else GroupOptions(engine=given)
+    def __init__(self, options: _DistributedBackendOptions, backend_options: Any = None) -> None:
+        """``backend_options``: `GroupOptions`, or the options of an accelerator's engine."""
+        own = backend_options if isinstance(backend_options, GroupOptions) else GroupOptions(engine=backend_options)
         super().__init__(options.group_rank, options.group_size)
         self._first, self._order, self._engine_options = options, own.order, own.engine
         self._gloo: dist.ProcessGroupGloo | None
@@ -338,9 +338,9 @@ class EngineGroup(dist.ProcessGroup):
         child._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return child
 
-    def options_for(self, given: Any) -> GroupOptions:
+    def options_for(self, backend_options: Any) -> GroupOptions:
         """Returns the options of a group of some of these ranks, from its ``pg_options``."""
-        own = given if isinstance(given, GroupOptions) else GroupOptions(engine=given)
+        own = backend_options if isinstance(backend_options, GroupOptions) else GroupOptions(engine=backend_options)
         return replace(own, order=own.order or self.communicator.order)
 
     # The methods that torch's engines implement.

@@ -34,18 +34,18 @@ def chosen(
         out_dtype = requests.output_dtype(ADAPTER, options, ADAPTER.dtype(x))
         word = accuracy.word(_largest_magnitude(x))
         words = torch.full((comm.size,), word, dtype=torch.int64, device="cpu")
-        told = torch.empty_like(words)
+        received = torch.empty_like(words)
         layout = experts.layout(words.numpy().reshape(-1, 1))
-        call = calls.exchange(groups.on_host(comm), "exchange_counts", told, words, layout)
+        call = calls.exchange(groups.on_host(comm), "exchange_counts", received, words, layout)
     call.run()
     by_rows = operator == "quantized_all_to_all"
     count = math.prod(x.shape[1:] if by_rows else x.shape)
     in_host_memory = isinstance(comm, Communicator) or (by_rows and x.is_cpu)
 
-    def offers(how: Quantization) -> bool:
-        return in_host_memory or offers_format(how, kernels_for(x.device.type), not by_rows)
+    def offers(spec: Quantization) -> bool:
+        return in_host_memory or offers_format(spec, kernels_for(x.device.type), not by_rows)
 
-    return bounds.chosen(told.tolist(), options, count, out_dtype, by_rows, offers)
+    return bounds.chosen(received.tolist(), options, count, out_dtype, by_rows, offers)
 
 
 def _largest_magnitude(x: Tensor) -> int:

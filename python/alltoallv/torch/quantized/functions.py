@@ -241,11 +241,11 @@ def _reduced(
     watches = is_watched() and not (traced or wants_grad)
     seen = watches and feedback is None and limit is None and accuracy is None and not async_op
     with guard(comm, f"quantized_{request.__name__}"):
-        told = argument(accuracy)
+        terms = argument(accuracy)
         if traced:
-            requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit, **told)
+            requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit, **terms)
         if wants_grad:
-            excluded = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit, **told}
+            excluded = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit, **terms}
             requests.exclude("input requires grad", **excluded)
         if traced or wants_grad or seen:
             parts: tuple[Any, ...] = ()
@@ -343,7 +343,7 @@ def quantized_all_to_all(
         quantize_gradient=quantize_gradient,
     )
     accuracy = Accuracy.asked(bound, max_error, bits, format)
-    told = argument(accuracy)
+    terms = argument(accuracy)
     comm: Any = None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
@@ -353,7 +353,7 @@ def quantized_all_to_all(
     seen = timeout is None and accuracy is None and is_watched()
     if traced or ((needs_grad(input) or seen) and not async_op):
         with guard(None if traced else comm, RowExchange.operator):
-            requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout, **told)
+            requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout, **terms)
             if not traced:
                 options, send_counts = _checked(options), as_counts("send_counts", send_counts, comm.size)
                 recv_counts = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)

@@ -42,10 +42,10 @@ class HostRows:
 
     def bound(self, coded: Tensor, out: Tensor, overflow: Overflow) -> Tensor:
         """Returns what the elements of ``out``, decoded from these rows, can be wrong by: [rows, groups]."""
-        found = torch.empty((len(coded), self._quantization.groups(self._length)), dtype=torch.float32, device="cpu")
+        result = torch.empty((len(coded), self._quantization.groups(self._length)), dtype=torch.float32, device="cpu")
         count = len(coded), self._length
-        _core.bound_rows(*self._about(out), coded.data_ptr(), *count, overflow, found.data_ptr())
-        return found
+        _core.bound_rows(*self._about(out), coded.data_ptr(), *count, overflow, result.data_ptr())
+        return result
 
     def _about(self, values: Tensor) -> tuple[int | str, int, str]:
         return self._quantization.format, self._quantization.group_size, core_name(values.dtype)
@@ -74,13 +74,13 @@ class DeviceRows(HostRows):
         return overflows is None or not overflows.any()
 
     def bound(self, coded: Tensor, out: Tensor, overflow: Overflow) -> Tensor:
-        how, length, rows = self._quantization, self._length, len(coded)
+        spec, length, rows = self._quantization, self._length, len(coded)
         if not rows * length:
-            return torch.empty((rows, how.groups(length)), dtype=torch.float32, device=coded.device)
-        views = record_views(coded, how, length)
+            return torch.empty((rows, spec.groups(length)), dtype=torch.float32, device=coded.device)
+        views = record_views(coded, spec, length)
         values = torch.empty((rows, length), dtype=torch.float32, device=coded.device)
-        self._kernels.dequantize(*views, replace(how, overflow="infinity"), values.view(-1), part=length)
-        return bounds.bounds(bounds.errors(*views, how, length, 1), values, how, 1, out.dtype, overflow)
+        self._kernels.dequantize(*views, replace(spec, overflow="infinity"), values.view(-1), part=length)
+        return bounds.bounds(bounds.errors(*views, spec, length, 1), values, spec, 1, out.dtype, overflow)
 
 
 class RowExchange:
@@ -146,6 +146,6 @@ class RowExchange:
         self._rows.decode(rows, out, self._overflow)
         if not self._tells_bound:
             return out
-        found = self._rows.bound(rows, out, self._overflow)
-        kept = found if self._bounds is None else self._bounds.copy_(found)
+        row_bounds = self._rows.bound(rows, out, self._overflow)
+        kept = row_bounds if self._bounds is None else self._bounds.copy_(row_bounds)
         return Bounded(out, kept, self._format)
