@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "python"))
 import alltoallv  # noqa: E402 - of the working tree
 
 #: By page of docs/api: the columns of its table of devices, and the cells of names of the module; where none are named,
-#: those of all others. A name may have an argument. "" leaves out what has no device. Tests hold the cells of torch.
+#: the cells of all others. A name may have an argument. "" leaves out what has no device. Tests hold torch's cells.
 DEVICES: dict[str, tuple[str, dict[str, str]]] = {
     "numpy": (
         "CPU | several hosts | GPU | NPU",

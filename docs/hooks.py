@@ -65,4 +65,4 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def operators() -> str:
     """A heading and a schema for every operator of `alltoallv.npu_ops`."""
     sections = (f"### {name} {{ #{name} }}\n\n```text\n{schema}\n```\n" for name, schema in sorted(schemas().items()))
-    return "\n## Operators\n\nArguments and results are those of torch_npu:\n\n" + "\n".join(sections)
+    return "\n## Operators\n\nArguments and results are torch_npu's:\n\n" + "\n".join(sections)

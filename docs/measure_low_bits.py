@@ -3,7 +3,7 @@
     python examples/tensor_parallel_minilm.py --np 4 --formats int8 int4 --save minilm.json
     python docs/measure_low_bits.py --minilm minilm.json --plot docs/low_bits.png
 
-The table has a row for every format and group size in the file. Its errors are those of `measure_formats`: relative L2
+The table has a row for every format and group size in the file. Its errors are `measure_formats`' errors: relative L2
 of a sum of eight ranks, mean of the draws, with outliers and for N(0, 1). The plot has what is published beside it.
 """
 

@@ -5,8 +5,8 @@ python -m alltoallv run -n 4 --no-prefix docs/measure_reshard.py [CALLS]
 Four calls in turn, for float32 of 1, 16 and 64 MiB on each rank, from rows to columns: `reshard`; a `ReshardPlan`;
 rank 0 gathers all over gloo, and broadcasts all, of which each rank takes its part; and DTensor.redistribute, on
 backend alltoallv as well (on CPU torch makes it of an all-gather). The time is from the moment all ranks begin to the
-moment all have ended; the figures are medians, of ratios those of neighbours, whose noise is the same. All results are
-compared.
+moment all have ended; the figures are medians, and ratios are medians of neighbours' ratios, whose noise is the same.
+All results are compared.
 
 python -m alltoallv run -n 2 --no-prefix docs/measure_reshard.py --memory numpy|torch MIB
 

@@ -10,7 +10,7 @@ keep.
 
 With `--leaves 8` the sums are of 8 leaves, `row_parallel_linear`'s and in int8 `quantized_linear_all_reduce`'s, and it
 prints how many vectors have the bits that one rank gives: all of them, for every number of ranks, on every host and
-device whose products have the same bits. `--on` says where: `cpu`; `tcp`, CPUs that send everything over TCP, as
+device whose products have the same bits. `--on` names the place: `cpu`; `tcp`, CPUs that send everything over TCP, as
 between hosts; `npu`, NPUs, emulated ones where it starts its ranks, which needs torch_npu.
 
     pip install torch safetensors tokenizers matplotlib
@@ -294,7 +294,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def start(where: str, ranks: int) -> int:
-    """Starts the ranks with this program's arguments, the last of which says where; returns an exit code."""
+    """Starts the ranks with this program's arguments, the last of which names the place; returns an exit code."""
     arguments = [*sys.argv[1:], "--on", where]
     emulated = ["--emulate-npu"] * (where == "npu")
     run = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", *emulated, "-n", str(ranks)]

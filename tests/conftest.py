@@ -40,7 +40,7 @@ def ranks_preload() -> tuple[str, ...]:
 def launch(request: pytest.FixtureRequest, ranks: Ranks) -> Callable[..., list[Any]]:
     """``launch(size, function, *arguments, **options)`` runs ``function(communicator, *arguments)`` on every rank.
 
-    Once on ranks that are processes, and once on ranks that are threads; the options are those of `Ranks`.
+    Once on ranks that are processes, and once on ranks that are threads; the options are as in `Ranks`.
     """
     threads = request.param == "threads"
 

@@ -170,7 +170,7 @@ void bind_communicator(nb::module_& m) {
             "exclusive"_a = false,
             "On a device's stream it is enqueued; without one the call blocks. root: of a reduce. shape: of the input, "
             "for the ranks to compare. moves: False for their agreement alone, where the data move by other means. "
-            "leaves: of all ranks, which `check_leaves` has seen; counts are those of the result. ordered: a device "
+            "leaves: of all ranks, which `check_leaves` has seen; counts are the result's. ordered: a device "
             "adds "
             "in the order of ranks. exclusive: of a scan.")
         .def(

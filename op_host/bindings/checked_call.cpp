@@ -282,7 +282,7 @@ struct Preparation {
         for (const Operand& each : operands) call.inputs.push_back(each.tensor);
     }
 
-    /// Says what the call writes: the tensors of a list, or one.
+    /// Describes what the call writes: the tensors of a list, or one.
     void writes(const Operands& operands, bool list) {
         for (const Operand& each : operands) call.outputs.push_back(each.tensor);
         if (list)
@@ -343,7 +343,7 @@ struct Preparation {
         reduction(x, x.bytes.address, out.bytes.address, even_parts(x.count(), size));
     }
 
-    /// Reduces along dimension 0, too.
+    /// Also reduces along dimension 0.
     void all_reduce_leaves() {
         Operand x = tensors.input(in_name, args.inputs);
         combine(x);

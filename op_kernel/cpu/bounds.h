@@ -12,7 +12,7 @@ namespace alltoallv::kernel {
 /// gap beside the code, the reach of what saturates, and the float32 arithmetic of a sum over `ranks`. Rounded up.
 std::vector<float> code_errors(CodeFormat format, size_t ranks);
 
-/// The same for the elements of a rotated group, whose errors the rotation mixes: the 2-norm of those of a block, and
+/// The same for the elements of a rotated group, whose errors the rotation mixes: the 2-norm of a block's errors, and
 /// the arithmetic of two rotations. By the binary logarithm of the group's largest block.
 std::vector<float> turned_errors(CodeFormat format, size_t ranks);
 

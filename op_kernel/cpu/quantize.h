@@ -16,7 +16,7 @@
 namespace alltoallv::kernel {
 
 /// Codes and scales of one vector: the codes of a group are planes of bits, packed_bytes(), each of which begins at a
-/// byte and has the lower elements in the low bits; of a long group, those of 2,048 elements after each other. A scale
+/// byte and has the lower elements in the low bits; of a long group, planes of 2,048 elements after each other. A scale
 /// per `group_size` elements, with its group's spikes behind it. Groups begin at element 0; the last may be shorter.
 struct QuantFormat {
     CodeFormat codes = CodeFormat::int8;

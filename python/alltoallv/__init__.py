@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _absent(package: str, name: str) -> Exception:
-    """The error of a package's ``__getattr__``, which says where the name is offered; no framework is imported."""
+    """The error of a package's ``__getattr__``, which names the module that has the name; no framework is imported."""
     from difflib import get_close_matches
 
     homes = []

@@ -70,7 +70,7 @@ class Communicator:
         self.epoch: int = membership.epochs.get(core, 0)  # how often its ranks have met again with replacements
         self.grown = 0  # how often newcomers have joined it
         self._device_check: str | None = None  # over HCCL: what `from_env` has been given
-        # Of the job, before any loss: whether its ranks meet over TCP, and those of this host.
+        # Of the job, before any loss: whether its ranks meet over TCP, and the ranks of this host.
         self._over_tcp, self._here = self.backend != "shm", membership.ranks_here(self) if job is not None else []
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
@@ -334,7 +334,7 @@ class Communicator:
         """Returns the variables of the environment for a process that is to take the place of a lost rank.
 
         It calls `from_env`, and the others `rejoin`. They are for jobs whose launcher does not start it by itself:
-        those of `grow`, whose program has started the processes.
+        the jobs of `grow`, whose program has started the processes.
 
         Args:
             rank: The lost rank's number in the job.

@@ -312,7 +312,7 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
 
 def grow_on_devices(comm: Communicator, n: int) -> tuple[_core.CommunicatorOptions, Launch]:
     """Returns from what all ranks make a communicator over HCCL with ``n`` newcomers: a job, to whose ranks root info
-    goes as to those of any other.
+    goes as to the ranks of any other.
     """
     n, job = _asked(comm, n, "all_to_all_v")
     none = [0] * comm.size
@@ -403,7 +403,7 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
         CommTimeoutError: a rank that lives did not come.
     """
     message = np.zeros(comm.size + 1, np.int64)
-    word, tag = message[:1], -(2**31) + 1  # below those of `_gatherer`; the lowest of all means any tag
+    word, tag = message[:1], -(2**31) + 1  # below the tags of `_gatherer`; the lowest of all means any tag
     if root != comm.rank:
         _post(comm.core, "send", word, root, tag, timeout)
         _post(comm.core, "recv", message, root, tag, timeout)

@@ -14,7 +14,7 @@ from alltoallv_emulator.vllm_ascend import caches, experts, layers, printing, re
 
 _LIBRARY = torch.library.Library("_C_ascend", "FRAGMENT")
 _ROOMS = caches, experts, layers, recurrent, sparse, speculation
-# Arguments that say how a device works or what others say again, and those that are documented to be of no effect.
+# Arguments that describe how a device works or repeat others, and those that are documented to be of no effect.
 _IGNORES = {
     "grouped_matmul_swiglu_quant_v2": ["tuning_config"],
     "matmul_allreduce_add_rmsnorm": ["tpRankSize", "tpRankId"],

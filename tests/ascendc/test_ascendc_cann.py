@@ -206,7 +206,7 @@ def test_communicating_operators_run_with_their_tiling(host: Host, monkeypatch: 
     assert lanes == 3
     windows = Windows(size, lanes, 2 * HCCL_BUFFSIZE << 20)
     assert np.array_equal(with_windows(tiling, windows, 1)[12:24], tiling[12:24])
-    assert tiling[16:24].view(np.uint64)[0] == windows.lane_bytes  # the plan's places are those of the twin's ranks
+    assert tiling[16:24].view(np.uint64)[0] == windows.lane_bytes  # the plan's places are the twin's ranks' places
     ys, status = [np.zeros(count, np.float16) for _ in xs], [np.zeros((lanes, 8), np.int32) for _ in xs]
     kernel = "alltoallv_quant_all_reduce"
     on_ranks([

@@ -152,7 +152,7 @@ def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
 
 
 def test_each_communicator_that_fails_leaves_a_file(ranks, tmp_path, capsys):
-    """Those of one domain, one after the other; a call that fails later adds none."""
+    """Communicators of one domain, one after the other; a call that fails later adds none."""
 
     def work(comm):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Forked children, such as those of a DataLoader: they cannot use the parent's communicators, nor disturb them."""
+"""Forked children, such as a DataLoader's: they cannot use the parent's communicators, nor disturb them."""
 
 from __future__ import annotations
 

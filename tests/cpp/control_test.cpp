@@ -215,7 +215,7 @@ TEST(first_loss_wins) {
     };
     planes[2].lost(3, "it is gone");
     check("rank 3 was lost: it is gone");
-    planes[0].lost(1, "it is gone, too");
+    planes[0].lost(1, "it is also gone");
     planes[2].receive_poison(PoisonKind::lost, 0, 1, "rank 1 was lost: another host tells");
     check("rank 3 was lost: it is gone");
 }

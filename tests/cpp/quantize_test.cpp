@@ -48,7 +48,7 @@ Bytes random_input(DType dtype, size_t count) {
     return input;
 }
 
-/// Codes at an odd address: any bits, or those of finite numbers.
+/// Codes at an odd address: any bits, or the bits of finite numbers.
 Bytes random_codes(size_t bytes, bool finite = false) {
     Bytes codes(bytes + 1);
     for (unsigned char& code : codes) {

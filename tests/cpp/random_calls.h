@@ -166,7 +166,7 @@ inline void leave(Communicator& communicator) {
 }
 
 /// `runs` runs, by some in processes of their own, so that a crash is counted and the next ones go on: `fork_runs`
-/// makes those of a number, says its exit status, and is made again with `--fork NUMBER`. For `return` from main.
+/// makes the runs of a number, says its exit status, and is made again with `--fork NUMBER`. For `return` from main.
 inline int run_broken(int argc, char** argv, uint64_t runs, uint64_t runs_per_fork,
                       const std::function<int(uint64_t)>& fork_runs) {
     uint64_t seed = 1, number = 0;

@@ -85,7 +85,7 @@ void agree(Communicator& comm) {
 TEST(loss) {
     void* const shared = mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int victim = 0; victim < 3; ++victim) {
-        auto* const agreed = new (shared) std::atomic<int>{0};  // a loss ends the call before, too
+        auto* const agreed = new (shared) std::atomic<int>{0};  // a loss also ends the call before
         const int port = free_port();
         std::vector<int> expected(3, 0);
         expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
@@ -192,7 +192,7 @@ TEST(a_late_rank_is_named) {
 }
 
 TEST(abort_and_departure) {
-    std::barrier<> all(3);  // an abort ends the call before, too, of a rank that is still in it
+    std::barrier<> all(3);  // an abort also ends the call before, of a rank that is still in it
     on_ranks(3, [&](Communicator& comm) {
         agree(comm);
         all.arrive_and_wait();

@@ -29,7 +29,7 @@ CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, const std:
 
 constexpr const char* paths[] = {"inline", "push", "pull", "cma", "staged"};
 
-/// Bytes that came or went over `path` must be those of the plans, and no other path may have carried any.
+/// Bytes that came or went over `path` must be the plans' bytes, and no other path may have carried any.
 void check_stats(const Communicator& communicator, const std::string& path, size_t bytes) {
     const Stats stats = communicator.stats();
     for (const std::string name : paths) CHECK_EQ(stats.at("bytes_" + name), name == path ? bytes : 0);

@@ -159,7 +159,7 @@ def test_those_whose_peers_have_been_refused(tmp_path):
 
 
 def test_a_place_that_many_have_asked_for():
-    """Whoever holds it accepts no connection: those of processes that asked before stay in its queue."""
+    """Whoever holds it accepts no connection: connections of processes that asked before stay in its queue."""
     hold = "import sys; from alltoallv.launch import seat; seat.take(sys.argv[1], 0, 'it'); print('held', flush=True)\n"
     ask = "import sys; from alltoallv.launch import seat; from alltoallv.errors import InvalidParamError\n"
     ask += "for _ in range(150):\n try: seat.take(sys.argv[1], 0, 'it', 0.001); print('taken')\n"

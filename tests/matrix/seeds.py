@@ -110,7 +110,7 @@ PADDLE = [
         [[[1, 2, 3], [4, 5, 6]], [[8, 9], [10, 11], [12, 13]]], [[7], [[14, 15, 16, 17]]]]),
 ]  # fmt: skip
 
-# --- paddle.distributed.utils.global_scatter and global_gather, whose gradients are those of the sum of the squares
+# --- paddle.distributed.utils.global_scatter and global_gather, whose gradients are of the sum of the squares
 
 COUNTS = [[2, 1, 1, 1], [1, 1, 2, 1]]
 BUFFER = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]

@@ -112,7 +112,7 @@ def check_cell_of_atb_finds_its_communicator(comm: Communicator) -> None:
     assert_bits_equal(
         am.QuantAllReduceCell(reduces)(Tensor(x)).asnumpy(), alltoallv.QuantAllReduceOperation(reduces)(x)
     )
-    with pytest.raises(InvalidParamError, match="nowhere"):  # as the operation, whose ranks are those of the table
+    with pytest.raises(InvalidParamError, match="nowhere"):  # as the operation, whose ranks are the table's
         am.QuantAllReduceCell(replace(reduces, rank_table_file="nowhere.json"))
 
 

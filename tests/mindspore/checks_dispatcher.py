@@ -1,4 +1,4 @@
-"""The dispatcher: NumPy's bits, and gradients that are those of one process."""
+"""The dispatcher: NumPy's bits, and the gradients of one process."""
 
 from __future__ import annotations
 

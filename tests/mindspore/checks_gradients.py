@@ -22,7 +22,7 @@ def near(tensor, expected) -> None:
 
 
 def near_cubes(function, x, factor=1.0) -> None:
-    """The function's gradients of both orders are those of ``factor`` times the sum of the cubes."""
+    """The function's gradients of both orders are the gradients of ``factor`` times the sum of the cubes."""
     near(ms.grad(function)(x), factor * 3 * x.asnumpy() ** 2)
     near(ms.grad(lambda x: ms.grad(function)(x).sum())(x), factor * 6 * x.asnumpy())
 
@@ -168,7 +168,7 @@ def check_gradients_of_lists_and_reductions(comm: Communicator) -> None:
 
 
 def check_gradients_of_operations(comm: Communicator) -> None:
-    """Those of the cells: of regions that overlap or are left out, and straight through a quantized sum."""
+    """The gradients of the cells: of regions that overlap or are left out, and straight through a quantized sum."""
     x, weight, both = inputs(comm, 6), float(comm.rank + 1), {"rank": comm.rank, "rank_size": 2}
     places = {"send_counts": [2, 2], "sdispls": [1, 2], "recv_counts": [2, 2], "rdispls": [2, 0]}
     moves = am.AllToAllVOperation(AllToAllVParam(**both, **places), comm)

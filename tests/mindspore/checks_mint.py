@@ -134,7 +134,7 @@ def check_local_ranks_are_of_the_group(comm: Communicator) -> None:
 
 
 def check_ignored_arguments_change_nothing(comm: Communicator) -> None:
-    """Those of docs/migration.md; of another type, those that MindSpore checks are refused."""
+    """The arguments in docs/migration.md; of another type, those that MindSpore checks are refused."""
     am.init()
     options, rank = GroupOptions(), comm.rank
     ours.init_process_group(group_name="all", pg_options=1, device_id=7, rank=9, timeout=timedelta(milliseconds=1))

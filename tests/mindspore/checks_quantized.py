@@ -55,7 +55,7 @@ def check_quantized_gradient_of_a_view(comm: Communicator) -> None:
 
 
 def check_quantized_gradients_of_parts_and_rows(comm: Communicator) -> None:
-    """Those of parts are gathered, those of rows go back where the rows came from."""
+    """Gradients of parts are gathered, gradients of rows go back where the rows came from."""
     x, size = Tensor(np.full((4, 2), comm.rank + 1, np.float32)), comm.size
     for counts in (None, [1, 3], [4, 0]):
         for op in ("sum", "avg"):

@@ -15,7 +15,7 @@ ROOT, NOTHING = 1, np.zeros(1, np.float32)
 
 
 class Case(NamedTuple):
-    """``run`` calls a primitive on this rank's input; ``outputs`` are those of all ranks."""
+    """``run`` calls a primitive on this rank's input; ``outputs`` are all ranks' outputs."""
 
     run: Callable[..., Any]
     outputs: Outputs

@@ -1,4 +1,4 @@
-"""Calls of mpi4py's, beyond those of the programs: wrong arguments, memory with gaps, types, requests, neighbours."""
+"""Calls of mpi4py's, beyond the programs' calls: wrong arguments, memory with gaps, types, requests, neighbours."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_memory_of_a_capture_stays_the_graphs(rank: int, size: int) -> None:
         made = addresses(3)
     assert not made & addresses(8)
     graph.reset()
-    assert made & addresses(12)  # those of the line before among them
+    assert made & addresses(12)  # the addresses of the line before among them
 
 
 @on_ranks(1, communicator=False)

@@ -1,4 +1,4 @@
-"""The dispatcher of a mixture of experts moves tokens of NPUs to the same places and bits as those of host memory."""
+"""The dispatcher of a mixture of experts moves tokens of NPUs to the same places and bits as in host memory."""
 
 from __future__ import annotations
 

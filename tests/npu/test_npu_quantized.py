@@ -1,4 +1,4 @@
-"""Quantized reductions on emulated NPUs: the bits of NumPy with a shared scale, else those of the CPU's kernels."""
+"""Quantized reductions on emulated NPUs: NumPy's bits with a shared scale, else the bits of the CPU's kernels."""
 
 from __future__ import annotations
 

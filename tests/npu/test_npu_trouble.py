@@ -253,7 +253,7 @@ def test_a_failing_call_in_a_group(rank: int, size: int, file: str) -> None:
 
 @on_ranks(2, communicator=False)
 def test_a_mistake_that_one_rank_alone_makes(rank: int, size: int, file: str) -> None:
-    """Among the compared calls, the last of them included: the calls that it makes then meet those of the other."""
+    """Among the compared calls, the last of them included: the calls that it makes then meet the other's calls."""
     with group(rank, size, file, backend="gloo") as (world, device):
         comm = at.from_group(world, device="npu", timeout=20)
         for step in range(10):

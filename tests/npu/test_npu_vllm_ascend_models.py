@@ -232,7 +232,7 @@ def test_speculation(rank: int, size: int, tmp_path: Path) -> None:
     assert results[3].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 1]
     assert results[4].tolist() == [2, 3, 7, 8]
     assert results[5].tolist() == [0, 1, 2, 3, 5, 6, 7]
-    # Ends behind the requests' own rows: the next request's rows go over those of the one before.
+    # Ends behind the requests' own rows: the next request's rows go over the rows of the one before.
     results, _ = call("npu_copy_and_expand_eagle_inputs", *given[:4], torch.tensor([4, 7]), *given[5:], True, 10)
     assert results[0].tolist() == [11, 12, 13, 20, 19, 21, 22, 22, 29, 100]
     assert results[1].tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]

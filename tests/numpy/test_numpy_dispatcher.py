@@ -229,7 +229,7 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
 
 @on_both(3)
 def test_active_ranks_are_read_at_each_call(comm: Communicator) -> None:
-    """Tokens get what one process computes with the experts of the active ranks, also those of other ranks."""
+    """Tokens get what one process computes with the experts of the active ranks, also tokens of other ranks."""
     tokens, ids, weights, factors = problem()
     mine, active = slice(8 * comm.rank, 8 * comm.rank + 8), np.ones(3, bool)
     dispatcher = av.MoEDispatcher(EXPERTS, comm, alignment=4, active_ranks=active)

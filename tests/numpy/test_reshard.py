@@ -113,7 +113,7 @@ def test_what_is_refused(comm: Communicator) -> None:
         (x, ([0, 1], [0, 1]), good, InvalidParamError, "source has 2 placements, expected 1"),
         (x, ([0, 1], ["mean"]), good, InvalidParamError, "source has the placement 'mean', expected a dimension"),
         (x, good, ([0, 1], [2]), InvalidParamError, "target divides dimension 2, expected one of shape"),
-        (x, good, ([0, 1], ["max"]), InvalidParamError, "expected no terms but those of a sum"),
+        (x, good, ([0, 1], ["max"]), InvalidParamError, "expected no terms but a sum's"),
         (x, good, ([0, 1], [own]), PeerMismatchError, r"x: rank 0 has .*target.*\(1,\).*rank 1 has .*\(0,\)"),
         (x.astype(f"int{8 << comm.rank}"), good, good, PeerMismatchError, "rank 0 has dtype int8, rank 1 has int16"),
         (x.astype(int), ([0, 1], ["avg"]), good, InvalidParamError, "x has dtype int64, expected one of fractions"),

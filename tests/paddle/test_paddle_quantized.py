@@ -25,7 +25,7 @@ def test_as_numpy(ranks: Ranks, size: int) -> None:
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @on_ranks(2)
 def test_gradients_pass_straight_through(comm: Communicator, op: str) -> None:
-    """Those of an ordinary sum, or rows, of squares: 2 y of all ranks, and twice the ranks for the second order."""
+    """Gradients of an ordinary sum, or rows, of squares: 2 y of all ranks, and twice the ranks for the second order."""
     size, share = comm.size, 1 if op == "sum" else 1 / comm.size
     for function, counts in (
         (ap.quantized_all_reduce, ()),

@@ -60,7 +60,7 @@ def awkward(n: int, seed: int = 0) -> Array:
 
 
 def test_one_table() -> None:
-    """The reference's rows are those of the core."""
+    """The reference's rows are the core's."""
     assert list(FORMATS) == list(_core.code_formats) == list(Format.__args__)  # type: ignore[attr-defined]
     for name, row in _core.code_formats.items():
         how = FORMATS[name]
@@ -185,7 +185,7 @@ def test_sums_of_infinite_products(name: str, isa: str) -> None:
 
 
 VALUES = st.one_of(
-    st.floats(width=32),  # inf and NaN, too
+    st.floats(width=32),  # also inf and NaN
     st.floats(-10, 10, width=32),
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0**-126, 2.0**-100, 2.0**-60, 2.0**117, float(np.finfo(F32).max)]),
 )

@@ -29,7 +29,7 @@ class Kind:
     Attributes:
         group: Its heading in the table.
         peers: Classes of which the other ranks' error must be one; empty: there must be none.
-        victim: Those of the victim's own; None: it has ended.
+        victim: Classes of the victim's own; None: it has ended.
         lasting: Whether the communicator is unusable afterwards.
         inside: The cause comes from a thread at a random moment, whatever the rank is doing then.
     """

@@ -34,7 +34,7 @@ from alltoallv.errors import AllToAllVError, CommTimeoutError, ResourceError
 from alltoallv.numpy import all_gather, barrier
 
 SHORT, LONG = 0.4, 60.0  # limits of calls and groups, in seconds
-OF_GROUP = 2.0  # a short one of a group, which is that for joining it, too
+OF_GROUP = 2.0  # a short one of a group, which is also that for joining it
 SCARCE: dict[str, Callable[[], Any]] = {
     "descriptors": no_more_descriptors,
     "address space": no_more_memory,

@@ -96,7 +96,7 @@ def _exchange(comm: Communicator, tensor: Callable[[Array], Any], array: Callabl
 def check_quantized(
     comm: Any, tensor: Callable[[Array], Any], array: Callable[[Any], Array], feedback: Feedback[Any]
 ) -> None:
-    """Checks `QuantAllReduceOperation` alone; the arguments are those of `check_operations`."""
+    """Checks `QuantAllReduceOperation` alone; the arguments are as in `check_operations`."""
     rank, size = comm.rank, comm.size
     rng = np.random.default_rng(1)
     for kind, channels in ((QuantType.PER_CHANNEL, 48), (QuantType.PER_TENSOR, 1)):

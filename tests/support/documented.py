@@ -1,7 +1,7 @@
 """The code blocks of README.md and docs/: programs with a title are files, ``console`` blocks are run and compared.
 
 A block belongs to the tests of one framework if the line before it is a comment ``<!-- with: torch -->``; without
-one to those of NumPy. In expected output ``...`` stands for anything, alone in a line for other lines. Lines of ranks
+one to the tests of NumPy. In expected output ``...`` stands for anything, alone in a line for other lines. Ranks' lines
 may come in any order. Warnings of other packages are left out: which ones come depends on what a machine has.
 """
 

@@ -18,7 +18,7 @@ LOCAL = 2  # experts of a rank
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """As `operator_case.Case`, of several ranks: ``inputs`` and ``reference`` have those of all, in order."""
+    """As `operator_case.Case`, of several ranks: ``inputs`` and ``reference`` have the tensors of all, in order."""
 
     operator: str
     inputs: Callable[[np.random.Generator, int], list[Rank]]

@@ -52,7 +52,7 @@ NO_EFFECT = {
     "eps": "for weights that are divided by their sum",
     "k": "for rows without scales",
     "group_index": "for scales of groups",
-    "tp_world_size": "1 is no tensor parallelism, too",
+    "tp_world_size": "1 is also no tensor parallelism",
     **dict.fromkeys(("group_tp", "tp_rank_id"), "for tp_world_size 2"),
     "comm_alg": "one of those that limits allow",
     "shared_expert_num": "where ranks have shared experts",

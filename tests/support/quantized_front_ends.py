@@ -177,9 +177,9 @@ def check_linear_gradients(
     gradients: Callable[[Callable[..., Any], Sequence[Any], Sequence[bool]], Sequence[Any]],
     comm: Communicator,
 ) -> None:
-    """Those of the plain layer and sum, in one chunk and in two, whichever of input, weight and bias want one.
+    """The gradients of the plain layer and sum, in one chunk and in two, whichever of input, weight and bias want one.
 
-    ``gradients(loss, tensors, wanted)`` returns those of ``loss(*tensors)`` by the tensors that want one, as arrays.
+    ``gradients(loss, tensors, wanted)`` gives gradients of ``loss(*tensors)`` by the tensors that want one, as arrays.
     """
     ranks = [np.random.default_rng(rank) for rank in range(comm.size)]
     drawn = [

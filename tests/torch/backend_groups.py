@@ -66,7 +66,7 @@ class Grouped:
     ) -> Callable[..., list[Any]]:
         """Returns a function that runs ``function(rank, size, group, *args)`` on all ranks.
 
-        ``way`` makes the group, with ``options``; the other arguments are those of `Ranks`.
+        ``way`` makes the group, with ``options``; the other arguments are as in `Ranks`.
         """
 
         def run(function: Callable[..., Any], *args: Any) -> list[Any]:

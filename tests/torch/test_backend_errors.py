@@ -95,7 +95,7 @@ def test_a_rank_that_needs_gloo_alone(rank: int, size: int, group: dist.ProcessG
 @on_group(2, timeout=20)
 def test_late_rank(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
     """The group's timeout, one set later, and one of a call."""
-    slow = dist.new_group(timeout=timedelta(seconds=2))  # for joining, too
+    slow = dist.new_group(timeout=timedelta(seconds=2))  # also for joining
     again = dist.new_group(timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(3), group=again)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)

@@ -131,7 +131,7 @@ def test_split_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
 
 @pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv"])
 def test_only_devices_that_are_there(grouped: Grouped, backend: str) -> None:
-    """Torch puts tensors of its own on the devices that a group claims, here those of `ShardedTensor.gather`."""
+    """Torch puts tensors of its own on the devices that a group claims, here the tensors of `ShardedTensor.gather`."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         from torch.distributed._shard import sharded_tensor

@@ -1,4 +1,4 @@
-"""Tools that watch or trace through torch's dispatcher see the calls of backend alltoallv, as those of gloo."""
+"""Tools that watch or trace through torch's dispatcher see the calls of backend alltoallv, as they see gloo's."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_gradients_of_ddp_are_seen(rank: int, size: int, group: dist.ProcessGrou
 
 @on_group(2)
 def test_nothing_is_sent_for_tensors_without_data(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """One rank alone makes the calls, on fake tensors and on those of meta, and gets shapes."""
+    """One rank alone makes the calls, on fake tensors and on meta tensors, and gets shapes."""
 
     def calls(**where: Any) -> None:
         x, whole, half = torch.ones(4, **where), torch.ones(8, **where), torch.ones(2, **where)

@@ -25,7 +25,7 @@ def batch(step: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def test_ddp(grouped: Grouped) -> None:
-    """Gradients and weights equal those of DDP over gloo: bit for bit on 2 ranks, else up to the order of additions."""
+    """Gradients and weights equal DDP's over gloo: bit for bit on 2 ranks, else up to the order of additions."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         gloo = dist.new_group(backend="gloo")
@@ -85,7 +85,7 @@ def test_ddp(grouped: Grouped) -> None:
 
 
 def test_fsdp2(grouped: Grouped) -> None:
-    """A few steps of fully_shard equal those of the unsharded model on the whole batch."""
+    """A few steps of fully_shard equal steps of the unsharded model on the whole batch."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> list[float]:
         from torch.distributed.device_mesh import init_device_mesh

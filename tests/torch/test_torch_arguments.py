@@ -114,7 +114,7 @@ def about(group: Any) -> tuple[Any, ...]:
 
 @on_group(2)
 def test_every_argument_of_groups(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """``pg_options`` are those of an accelerator's engine, which is not here."""
+    """``pg_options`` are options of an accelerator's engine, which is not here."""
     usual, parents = dist.distributed_c10d.default_pg_timeout, timedelta(seconds=60)
 
     def new(want: Sequence[Any], **arguments: Any) -> Row:

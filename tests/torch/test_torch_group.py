@@ -85,7 +85,7 @@ def test_a_variable_chooses_the_engine(rank: int, size: int, group: dist.Process
 
 @on_group(2, backend="gloo")
 def test_ranks_without_a_store(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """As those of MPI, which can hand everybody what all give."""
+    """As ranks of MPI, which can hand everybody what all give."""
 
     def gather(mine: bytes) -> list[bytes]:
         heard: list[bytes] = [b""] * size

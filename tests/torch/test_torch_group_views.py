@@ -186,7 +186,7 @@ def test_host_tensors_are_refused_by_the_front_end(rank: int, size: int, comm: A
 
 @on_group(2, views)
 def test_an_engine_that_cannot_be_asked_disturbs_no_other_call(rank: int, size: int, comm: Any) -> None:
-    """As CUDA refuses to say whether a call is done while a graph is captured."""
+    """As CUDA refuses to tell whether a call is done while a graph is captured."""
 
     class Silent:
         def is_completed(self) -> bool:

@@ -168,7 +168,7 @@ def test_operations(comm: Communicator) -> None:
 
 @on_ranks(2)
 def test_nothing_is_sent_for_tensors_without_data(comm: Communicator) -> None:
-    """One rank alone makes the calls, on fake tensors and on those of meta, and gets shapes."""
+    """One rank alone makes the calls, on fake tensors and on meta tensors, and gets shapes."""
 
     def check(**where: Any) -> None:
         x, half, whole = torch.ones(4, 4, **where), torch.ones(2, 4, **where), torch.ones(8, 4, **where)

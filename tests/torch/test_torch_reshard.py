@@ -141,7 +141,7 @@ def test_gradients_of_random_layouts(rank: int, size: int, group: dist.ProcessGr
 
 @on_group(2)
 def test_gradients(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """They move back; those of copies are added."""
+    """They move back; the gradients of copies are added."""
     whole = torch.arange(12.0).reshape(4, 3)
     everybody = list(range(size))
     x = whole.chunk(size)[rank].clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Two jobs of one init_method: ranks of one refuse those of the other."""
+"""Two jobs of one init_method: ranks of one refuse ranks of the other."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FILL = 0x5A
 
 
 def copy_threads() -> int:
-    """Those of this process that are alive."""
+    """The copy threads of this process that are alive."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # another thread that ends just now

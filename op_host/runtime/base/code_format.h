@@ -71,7 +71,7 @@ enum class CodeFormat : uint8_t {
 #undef X
 };
 
-/// Returns the bytes of `count` codes of so many bits: those of planes, whose widths are the binary digits of `bits`.
+/// Returns the bytes of `count` codes of so many bits, in planes, whose widths are the binary digits of `bits`.
 constexpr size_t packed_bytes(int bits, size_t count) {
     size_t bytes = 0;
     for (const int width : {8, 4, 2, 1})

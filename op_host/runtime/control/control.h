@@ -92,7 +92,7 @@ class ControlPlane {
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
-    /// True if a rank is known to have begun an operator; of those of other hosts the row may not be here.
+    /// True if a rank is known to have begun an operator; the row of a rank of another host may not be here.
     bool has_begun(int rank, uint64_t seq) const;
     /// After agreement: false for a rank of another host whose row is not here, because it brings nothing to this one.
     bool has_brought(int rank) const;
@@ -197,7 +197,7 @@ class ControlPlane {
     /// Returns the error that `what` raises once poisoned.
     Error poison_error(const std::string& what) const;
     void ring() { doorbell_.ring(); }
-    /// Wakes all that wait in this domain, for messages, too.
+    /// Wakes all that wait in this domain, also for messages.
     void ring_all();
     bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
 

@@ -46,7 +46,7 @@ class ControlledCommunicator : public Communicator {
     /// Called after a failed operator, before the peers are informed.
     virtual void before_failure() {}
 
-    /// Throws if a rank sends another number of elements than its receiver expects. Needed with `check` off, too: data
+    /// Throws if a rank sends another number of elements than its receiver expects. Also needed with `check` off: data
     /// of a wrong size would be written where they do not belong.
     void check_counts(int from, int to, int64_t sent, int64_t expected) const;
 
@@ -64,7 +64,7 @@ class ControlledCommunicator : public Communicator {
 
   private:
     /// Writes the flight record of a poisoned communicator to ALLTOALLV_FLIGHT_DIR: into a file of its own, beside
-    /// those of communicators that have failed before under the same name.
+    /// the records of communicators that have failed before under the same name.
     void write_flight_record();
 
     std::string record_path_;      // the file, once it is written

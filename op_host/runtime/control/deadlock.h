@@ -7,7 +7,7 @@
 /// waited, in every operator, for another of them, they wait for ever, unless one of them dies: they are told if that
 /// has lasted for 0.1 s and none is lost, so that a loss on its way comes first. No record is missed: in shared memory
 /// a peer's record is visible at once; between hosts it travels after the row that it waits with, with bounds of its
-/// times on the receiver's clock. A message whose peer has not made its half waits for a call of that peer, too, unless
+/// times on the receiver's clock. A message whose peer has not made its half also waits for a call of that peer, unless
 /// the peer has messages under way that no thread waits for, which its process moves by itself.
 #pragma once
 
@@ -42,7 +42,7 @@ inline bool is_message(OpKind op) {
     return op == OpKind::send || op == OpKind::recv;
 }
 
-/// Says who waits for whom from the wait `from` through the waits `all` back to its process.
+/// Describes who waits for whom, from the wait `from` through the waits `all` back to its process.
 std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all);
 
 /// One object per process; thread-safe.

@@ -178,7 +178,7 @@ proctype Process(byte me) {
             :: j < N && j != me ->
                 if :: poison -> goto raise :: else fi;
                 atomic { /* here any time may have passed */
-                    assert(r[j].data[s & 1] == s);    /* ROW: it says where the output lies */
+                    assert(r[j].data[s & 1] == s);    /* ROW: it names the output's place */
                     assert(r[j].returned < s);        /* DONE */
                     assert(!r[j].raised || r[j].cut); /* LATE: else the caller would see it */
                     assert(!r[j].reused);             /* LATE */

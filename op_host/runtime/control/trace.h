@@ -2,7 +2,7 @@
 /// \brief The trace: one file per rank and domain, a record per operator, for `python -m alltoallv trace`.
 ///
 /// A file is a page of JSON (its writer, and the names for the numbers in records) and then the records. Each is
-/// written when its operator begins and again when it ends, so that a killed process leaves its last records, too, and
+/// written when its operator begins and again when it ends, so that a killed process also leaves its last records, and
 /// a reader may read at any time. Not through a mapping: another program that truncates the file would end this one.
 #pragma once
 

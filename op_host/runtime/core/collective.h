@@ -95,7 +95,7 @@ constexpr bool is_reduction(OpKind op) {
 uint64_t pair_hash(int from, int to, int64_t count);
 
 /// Returns one rank's contribution to a sum over all ranks, modulo 2^64, that is 0 if all pairs of counts agree: its
-/// hashes of what it sends less those of what it expects. Without receive counts no data are expected: the peers
+/// hashes of what it sends less the hashes of what it expects. Without receive counts no data are expected: the peers
 /// announce the counts.
 uint64_t pair_balance(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
 

@@ -14,7 +14,7 @@ class LateWarning {
     explicit LateWarning(double seconds, Clock::time_point started = Clock::now())
         : started_(started), next_(after(seconds, started)) {}
 
-    /// Call this often. `text` says what has been awaited for so many seconds.
+    /// Call this often. `text` describes what has been awaited for so many seconds.
     template <class Text>
     void look(const Text& text) {
         const auto now = Clock::now();

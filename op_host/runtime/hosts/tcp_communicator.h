@@ -50,7 +50,7 @@ class TcpCommunicator final : public ControlledCommunicator {
     /// `TcpMessages`.
     void carry_by(Carriers carriers, std::vector<UniqueFd> for_messages);
 
-    /// Ends the communicator since this rank cannot join; all other ranks raise this error, too.
+    /// Ends the communicator since this rank cannot join; all other ranks also raise this error.
     void give_up(const Error& error) { control_->poison_with(error, "joining domain '" + domain() + "'"); }
 
     void exchange(const Exchange& exchange, double timeout) override;

@@ -394,7 +394,7 @@ void TcpLeaders::send(Connection& connection, Message message, const std::string
     if (!send_or_receive(connection, data)) ::shutdown(connection.socket.get(), SHUT_RDWR);
 }
 
-/// Receives while it cannot send: the other leader may be sending, too, and would wait for this one to receive. Returns
+/// Receives while it cannot send: the other leader may also be sending, and would wait for this one to receive. Returns
 /// false if the other end is gone, or has not taken the bytes for a while.
 bool TcpLeaders::send_or_receive(Connection& connection, const std::string& data) {
     const int socket = connection.socket.get();

@@ -97,7 +97,7 @@ UniqueFd listen_tcp(int port) {
         if (!listener) continue;  // a host without IPv6
         set_option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
         if (family == AF_INET6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-        sockaddr_in6 any{};  // an address of zeros; for IPv4, too, whose port is at the same offset
+        sockaddr_in6 any{};  // an address of zeros; also for IPv4, whose port is at the same offset
         any.sin6_family = static_cast<sa_family_t>(family);
         any.sin6_port = htons(static_cast<uint16_t>(port));
         const socklen_t length = family == AF_INET6 ? sizeof any : sizeof(sockaddr_in);

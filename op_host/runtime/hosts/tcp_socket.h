@@ -22,7 +22,7 @@ UniqueFd listen_tcp(int port);
 
 int port_of(int listener);
 
-/// Returns the numbers under which this host can be reached, the likeliest first: HCCL_IF_IP, then those of its
+/// Returns the numbers under which this host can be reached, the likeliest first: HCCL_IF_IP, then the addresses of its
 /// interfaces (those that HCCL_SOCKET_IFNAME names, if any), the loopback last.
 std::vector<std::string> own_addresses();
 

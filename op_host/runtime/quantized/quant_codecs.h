@@ -104,7 +104,7 @@ class DynamicCodec final : public QuantCodec {
     kernel::QuantFormat format_at(size_t first, size_t count) const;
     bool has_tensor_scale() const { return info(request_.format).scale == ScaleKind::e4m3; }
     size_t groups(size_t count) const { return cuts_groups_ ? 1 : format_for(count).groups(count); }
-    /// Bytes of one vector's codes and scales in a slot, which holds those of all vectors of a rank.
+    /// Bytes of one vector's codes and scales in a slot, which holds all vectors of a rank.
     size_t vector_bytes(size_t count) const { return scale_bytes(count) + format_for(count).code_bytes(count); }
     /// Points `codes_` and `scales_at_` to the sums' terms, in their order, from byte `code` of the codes on.
     void find_terms(size_t count, const std::vector<const char*>& slots, size_t code);

@@ -34,7 +34,7 @@ void ShmCommunicator::copy_checked(const StridedRegion& to, const StridedRegion&
         copy_alone(to.at, from.at, bytes, stores);
 }
 
-/// Makes the collected copies between rows, a piece of each in turn: the rows of one lie between those of another, and
+/// Makes the collected copies between rows, a piece of each in turn: rows of one lie between rows of another, and
 /// are then found in pages that are at hand.
 void ShmCommunicator::copy_rows_in_turn() {
     if (copies_.empty()) return;

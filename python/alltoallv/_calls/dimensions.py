@@ -28,7 +28,7 @@ Sizes = Sequence[int] | int | None
 
 @dataclass(frozen=True)
 class Swap:
-    """One rank's exchange of dimension ``scatter`` for ``gather``; sizes are those of the ranks' parts."""
+    """One rank's exchange of dimension ``scatter`` for ``gather``; sizes are of the ranks' parts."""
 
     shape_in: tuple[int, ...]
     scatter: int
@@ -141,7 +141,7 @@ def _dimension(name: str, value: Any, dims: int) -> int:
 
 
 def _sizes(name: str, value: Any, size: int) -> list[int]:
-    """Returns one size per rank; a number is the sum of sizes that are as equal as those of `chunks`."""
+    """Returns one size per rank; a number is the sum of sizes that are as equal as the sizes of `chunks`."""
     if (total := integer(value)) is not None and total >= 0:
         return chunks(total, size)
     try:

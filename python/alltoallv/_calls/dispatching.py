@@ -470,7 +470,7 @@ class Dispatching(ABC, Generic[A]):
         Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
         experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
         over its other choices. Their weights are not divided anew. ``active_ranks`` keeps an entry for every rank that
-        there was, and those of lost ranks become False. A rank that dies meanwhile is also left out; where
+        there was, and the entries of lost ranks become False. A rank that dies meanwhile is also left out; where
         it has died too late for that, the next call raises `PeerLostError`, and `survivors` of this dispatcher agrees
         on the smaller set. The communicator of the first dispatcher must not be destroyed before.
 

@@ -48,7 +48,7 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
         raise InvalidTensorError(
             f"{name} is a {type(counts).__name__}, expected values that NumPy converts to an array ({error})", id=2042
         ) from error
-    flat = array.ndim == 1 or (array.ndim == 2 and len(array) == size)  # Paddle's layers give a row for each card, too
+    flat = array.ndim == 1 or (array.ndim == 2 and len(array) == size)  # Paddle's layers also give a row for each card
     if not flat or array.dtype.kind not in "iu" or array.size % size or not array.size:
         dtype = getattr(counts, "dtype", array.dtype)
         raise InvalidParamError(

@@ -1,7 +1,7 @@
 """Layouts of a tensor over ranks: which boxes of it each rank has.
 
 A layout is a mesh of ranks, and for each of its dimensions what the ranks along it have of a tensor: parts of one of
-its dimensions, copies, or terms of a reduction. The words, and the sizes of uneven parts, are those of torch's
+its dimensions, copies, or terms of a reduction. The words, and the sizes of uneven parts, are as in torch's
 DTensor: parts of ceil(n / W), the last ones smaller or empty; a dimension that two dimensions of the mesh divide is
 divided by the first of them, and each part by the second. In strides, the dimension is first cut into pieces, as if
 to be divided, and a rank has its part of every one of them, one after the other.

@@ -218,7 +218,7 @@ def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> li
     source, target = source.on(shape, "source"), target.on(shape, "target")
     if {each for each in target.placements if isinstance(each, str)} - {"sum"}:
         raise InvalidParamError(
-            f"target has the placements {target.placements}, expected no terms but those of a sum", id=1145
+            f"target has the placements {target.placements}, expected no terms but a sum's", id=1145
         )
     ops = {each for each in source.placements if isinstance(each, str)}
     if len(ops) > 1:

@@ -1,4 +1,4 @@
-"""Says which reductions are defined for which dtypes, and makes plans of them."""
+"""Holds which reductions are defined for which dtypes, and makes plans of them."""
 
 from __future__ import annotations
 

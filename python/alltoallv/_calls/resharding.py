@@ -58,7 +58,7 @@ class Tools(Protocol[T]):
 
 @dataclass
 class Placed:
-    """Where elements for every rank begin and where those of every rank go, as the core's plans take it.
+    """Where elements for every rank begin and where the elements from every rank go, as the core's plans take it.
 
     Attributes:
         steps: The length of rows and the distance between them, of what goes to every rank and of what comes from it;

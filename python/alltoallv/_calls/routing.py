@@ -50,7 +50,7 @@ class RoutingOptions(TypedDict, total=False):
 
 
 class Load(NamedTuple):
-    """Says how much work the experts have over all ranks, in two int64 arrays of shape ``[num_experts]``."""
+    """Describes how much work the experts have over all ranks, in two int64 arrays of shape ``[num_experts]``."""
 
     chosen: Any  # how often an expert was chosen
     kept: Any  # rows that it got: fewer where a capacity was reached, or the expert is lost
@@ -118,7 +118,7 @@ class Routing:
         return self.capacity is not None and self.drop == "lightest"
 
     def serving(self, active_ranks: Any, ranks: Sequence[int] | None = None) -> Routing:
-        """Returns these options with the present values of ``active_ranks``, of those of its ranks that are given."""
+        """Returns these options with the present values of ``active_ranks``, or of ``ranks`` among them."""
         values = active_ranks.tolist() if hasattr(active_ranks, "tolist") else active_ranks
         if not isinstance(values, list | tuple) or any(value not in (False, True) for value in values):
             raise InvalidParamError(

@@ -33,7 +33,7 @@ _READERS: dict[str, Reader] = {
 
 
 class QuantType(enum.IntEnum):
-    """Says how many values ``scale`` has, by ATB's numbers.
+    """Describes how many values ``scale`` has, by ATB's numbers.
 
     DYNAMIC is this package's own number: every rank finds its scales, one per group.
     """

@@ -1,4 +1,4 @@
-"""Says where the rows of a dispatch went: DeepEP's handles, of which each field follows from the routing."""
+"""Holds where the rows of a dispatch went: DeepEP's handles, of which each field follows from the routing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alltoallv.deep_ep.expert_rows import choice_slots
 
 @dataclass(eq=False)
 class EPHandle:
-    """Says where the rows of a dispatch went, for `combine` and for other tokens on the same way.
+    """Holds where the rows of a dispatch went, for `combine` and for other tokens on the same way.
 
     Attributes:
         num_experts, expert_alignment, num_max_tokens_per_rank, do_expand, num_sms: As given to the dispatch; where no
@@ -112,7 +112,7 @@ class EPHandle:
 
 
 class LowLatencyHandle(NamedTuple):
-    """Says where the rows of `Buffer.low_latency_dispatch` went.
+    """Holds where the rows of `Buffer.low_latency_dispatch` went.
 
     Attributes:
         src_info: The tokens' numbers on their ranks, int32 ``[experts, rows]``; -1: none.

@@ -19,7 +19,7 @@ _held: dict[str, socket.socket] = {}  # by beginning of the name
 
 
 def announce(job: Launch, domain: str, grown: Launch) -> None:
-    """Says that a job's ranks in a domain are, with others, those of another job from now on."""
+    """Says that a job's ranks in a domain are, with others, the ranks of another job from now on."""
     withdraw(job, domain)
     own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own.bind(f"\0{_beginning(job, domain)}{job.rank}-{grown.size}-{grown.name}")

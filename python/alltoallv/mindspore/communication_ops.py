@@ -1,4 +1,4 @@
-"""The functions of ``mindspore.ops.communication``: those of ``mint.distributed``, and a few more of the same kind."""
+"""``mindspore.ops.communication``: the functions of ``mint.distributed``, and a few more of the same kind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What quantized sums can be wrong by, of tensors on a device: MindSpore operators for codes of integers.
 
-docs/quantization.md has the definition; the bits are those of the CPU's kernels.
+docs/quantization.md has the definition; the bits are the same as from the CPU's kernels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SeenCodes(Codes):
 
 def of_sum(seen: list[tuple[Tensor, Tensor]], rank: int, spec: Quantization, dtype: str) -> Tensor:
     """Returns the bounds of this rank's part, one per group, from what a reduction has decoded: the ranks' codes, then
-    those of every part's sum if it travels as codes.
+    the codes of every part's sum if it travels as codes.
     """
     scales, values = seen[0]
     size, average = len(scales), spec.op == "avg"
@@ -59,7 +59,7 @@ def of_rows(seen: tuple[Tensor, Tensor], spec: Quantization, dtype: str) -> Tens
 
 
 def largest_magnitude(x: Tensor) -> int:
-    """Returns the bits, without sign, of the largest magnitude; those of inf if there is inf or NaN."""
+    """Returns the bits, without sign, of the largest magnitude; inf's if there is inf or NaN."""
     if not x.size:
         return 0
     magnitudes = ops.abs(x.astype(mindspore.float32)).reshape(-1)

@@ -216,7 +216,7 @@ class PrimitiveKernel : public Kernel {
 
 /// MindSpore's kernel of a primitive, which then takes bfloat16 too. Such tensors are left to our kernel if it
 /// `computes`; else the primitive only moves values or tells zeros from others, and MindSpore's kernel runs on them as
-/// on those of `stand_in`, another type of two bytes.
+/// on tensors of `stand_in`, another type of two bytes.
 class WidenedKernel final : public PrimitiveKernel {
   public:
     WidenedKernel(std::shared_ptr<Kernel> own, mindspore::TypeId stand_in, bool computes)
@@ -267,7 +267,7 @@ class WidenedKernel final : public PrimitiveKernel {
     }
 
   private:
-    /// The same tensors, those of bfloat16 as copies of another type.
+    /// The same tensors, bfloat16 ones as copies of another type.
     struct Disguised {
         Disguised(KernelTensors given, mindspore::TypeId type) : tensors(std::move(given)) {
             for (auto*& tensor : tensors) {
@@ -301,7 +301,7 @@ struct Private {
 };
 template struct Private<&Kernels::kernel_mod_creators_, &Kernel::support_map_>;
 
-/// Makes the kernels of these primitives ours, those of `missing` where MindSpore has none. Its own of `widened` take
+/// Makes the kernels of these primitives ours, of `missing` where MindSpore has none. Its own of `widened` take
 /// bfloat16 too, by ours if `missing` has them, else as the type that is named there.
 void serve_primitives(const std::vector<std::string>& names, const std::set<std::string>& missing,
                       const std::map<std::string, int64_t>& widened, uint64_t entry) {

@@ -32,7 +32,7 @@ def reduce_in_order(
 ) -> Tensor:
     """Runs ``"all_reduce"`` or ``"reduce_scatter"`` in MindSpore's queue; returns the flat result, a new tensor.
 
-    Bits are those of host memory: 16-bit floats are added in float32 and rounded once, integers wrap, and a resulting
+    Bits are as in host memory: 16-bit floats are added in float32 and rounded once, integers wrap, and a resulting
     NaN is the quiet one.
 
     Args:

@@ -95,7 +95,7 @@ class DynamicAllToAllV(Stateless):
 
     Inputs:
         input: As for `all_to_all_v`; in a graph not empty.
-        send_counts, recv_counts: Integer tensors ``[W]``. Those of rank i for j and of rank j for i agree.
+        send_counts, recv_counts: Integer tensors ``[W]``. Counts of rank i for j and of rank j for i agree.
         sdispls, rdispls: Integer tensors ``[W]``, where the regions begin; packed in rank order if left out.
 
     Outputs:

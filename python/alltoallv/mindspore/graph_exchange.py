@@ -154,7 +154,7 @@ class Stateless(nn.Cell):
 def only_in_graphs(construct: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Makes a cell's ``construct`` what MindSpore compiles, which looks below decorators; PyNative calls `run`.
 
-    So hooks, recompute and casts are those of ``nn.Cell``, whose casts in PyNative are left to the operators.
+    So hooks, recompute and casts are as in ``nn.Cell``, whose casts in PyNative are left to the operators.
     """
 
     @functools.wraps(construct)

@@ -176,7 +176,7 @@ def _communicator(group: Group) -> Communicator:
 
 
 def _layout(name: str, value: Any, size: int) -> Layout:
-    """Returns the layout, also of MindSpore's own, whose dimensions of the tensor name those of the mesh."""
+    """Returns the layout, also of MindSpore's own, whose dimensions of the tensor name dimensions of the mesh."""
     layout = value
     if isinstance(value, OwnLayout):
         try:

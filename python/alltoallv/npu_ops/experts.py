@@ -1,4 +1,4 @@
-"""Says which rank has which experts, also after ranks have left, and where the choices of tokens go."""
+"""Holds which rank has which experts, also after ranks have left, and where the choices of tokens go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alltoallv.npu_ops.registry import expect, this_call
 
 
 class Experts(NamedTuple):
-    """Says which rank has which experts. Zero, copy and const experts, which no rank has, follow by number."""
+    """Holds which rank has which experts. Zero, copy and const experts, which no rank has, follow by number."""
 
     group: Group
     operator: str

@@ -177,7 +177,7 @@ def dispatch_ffn_combine(
     """Writes the tokens to ``out``, and how many rows each of this rank's experts got to ``expert_token_nums``.
 
     Weights of int8 have scales of their columns, as float32 or in int64; then tokens travel as int8 with a scale each.
-    Those of four bits, in int32, also have biases: 8 * the sums of their columns, scaled.
+    Weights of four bits, in int32, also have biases: 8 * the sums of their columns, scaled.
     A choice of the expert after the last is dropped. Ranks may have different numbers of tokens.
     """
     names = "weight1", "weight2", "scale1", "scale2", "bias1", "bias2"

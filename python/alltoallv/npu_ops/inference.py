@@ -77,7 +77,7 @@ class _Codes(NamedTuple):
 
 
 def _prefix(name: str, prefix: Tensor | None, layout: str, heads: int, length: Sequence[int] | None) -> Tensor:
-    """Returns the keys or values, [heads, length, size], that stand before those of every sequence."""
+    """Returns the keys or values, [heads, length, size], that stand before every sequence's own."""
     rows = batch_of(present(prefix, f"{name}_shared_prefix", "a tensor, as for keys and values"), layout, heads)
     expect(len(rows) == 1, f"{name}_shared_prefix", prefix, "a batch of one")
     count = rows.size(2) if length is None else int(length[0])

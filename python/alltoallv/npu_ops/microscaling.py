@@ -91,7 +91,7 @@ def _unpacked(codes: Tensor, element: Element) -> Tensor:
 def block_values(codes: Tensor, element: Element, inner: int, dim: int) -> Tensor:
     """Returns the numbers of a matrix in float32; ``inner`` is how many it has along ``dim``, of -1 and -2.
 
-    Those of four bits may also be packed along the other dimension.
+    Numbers of four bits may also be packed along the other dimension.
     """
     if not element.values:
         return codes.float()
@@ -130,7 +130,7 @@ def to_codes(values: Tensor, element: Element) -> Tensor:
 
 
 def packed(codes: Tensor, element: Element) -> Tensor:
-    """Returns codes of four bits two by two, along the last dimension, and those of eight as they are."""
+    """Returns codes of four bits two by two, along the last dimension, and codes of eight as they are."""
     return codes[..., ::2] | codes[..., 1::2] << 4 if element.values else codes
 
 

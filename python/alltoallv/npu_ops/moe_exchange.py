@@ -119,14 +119,14 @@ def _to_other(tp: Group, rows: Tensor, count: int) -> Tensor:
 
 
 def _moved(group: Group, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
-    """Exchanges rows, those of float8 as bytes."""
+    """Exchanges rows, float8 as bytes."""
     if rows.is_floating_point() and rows.itemsize == 1:
         return group.all_to_all(rows.view(torch.uint8), sends, recvs).view(rows.dtype)
     return group.all_to_all(rows, sends, recvs)
 
 
 class Precision(NamedTuple):
-    """Says how rows travel: ``quant_mode``, the format that ``y_dtype`` names, and the scales that are given."""
+    """Describes how rows travel: ``quant_mode``, the format that ``y_dtype`` names, and the scales that are given."""
 
     mode: int
     element: Element | None
@@ -281,7 +281,7 @@ def _dispatch(
     dynamic = torch.zeros(len(expanded)) if row_scales is None else exchanged(row_scales)
     arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
     numbers = per_expert.cumsum(0) if expert_token_nums_type == 0 else per_expert
-    if elastic_info is not None:  # results are as long as before ranks left, and as those of ranks with all experts
+    if elastic_info is not None:  # results are as long as before ranks left, and as on ranks with all experts
         numbers = functional.pad(numbers, (0, all_experts.local - len(numbers)))
         ends = functional.pad(ends, (0, all_experts.local * all_experts.group.size - len(ends)))
     if version == 2:

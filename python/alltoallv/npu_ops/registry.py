@@ -50,7 +50,7 @@ class _Misnamed(TypeError):
 
 
 class _Call(threading.local):
-    """Says whether this thread's call has met its peers. Until then a failure is announced to them.
+    """Holds whether this thread's call has met its peers. Until then a failure is announced to them.
 
     Formulas check before they meet whatever could fail later on one rank alone.
     """
@@ -79,7 +79,7 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
 
 
 def takes(function: Any, *names: str, optional: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Says which arguments a function of ``**given`` takes; ``optional`` has those that older schemas lack."""
+    """Names the arguments that a function of ``**given`` takes; ``optional`` has those that older schemas lack."""
     function.__signature__ = inspect.Signature(
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=optional.get(name, inspect.Parameter.empty))

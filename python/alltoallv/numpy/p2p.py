@@ -119,7 +119,7 @@ def irecv(
 ) -> MessageWork:
     """Receives like `recv`, but returns at once; the work's result is ``out``, its ``source`` is the sender.
 
-    Once done, its ``tag`` and ``count`` are those of the message. Receives of one tag match messages in the order of
+    Once done, its ``tag`` and ``count`` are the message's. Receives of one tag match messages in the order of
     their calls. Collectives may be called in between.
     """
     work: MessageWork = message("recv", out, src, tag, group, timeout, at_most=at_most)()

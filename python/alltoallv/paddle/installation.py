@@ -124,7 +124,7 @@ def _checked(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rank_in_group(theirs: Callable[..., int]) -> Callable[..., int]:
-    """Wraps what finds ranks in a group for Paddle's functions: its error does not say what is not in which list."""
+    """Wraps what finds ranks in a group for Paddle's functions: its error does not name what is not in which list."""
 
     @functools.wraps(theirs)
     def get_group_rank(self: Any, rank: int) -> int:
@@ -170,7 +170,7 @@ def _reducer(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launched(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that reads the variables of ``paddle.distributed.launch``: they say what any launcher says."""
+    """Wraps a function that reads the variables of ``paddle.distributed.launch``: they hold what any launcher sets."""
 
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:

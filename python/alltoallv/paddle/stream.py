@@ -1,6 +1,6 @@
 """The functions of ``paddle.distributed.stream``, with its names of arguments, order and defaults.
 
-They are those of `alltoallv.paddle`, but for ``use_calc_stream``: on CPU there is no stream, so it changes nothing, and
+They are `alltoallv.paddle`'s own, but for ``use_calc_stream``: on CPU there is no stream, so it changes nothing, and
 is refused together with ``sync_op=False``, as in Paddle. `alltoall_single` takes the output's split sizes first.
 """
 

@@ -101,7 +101,7 @@ def chosen(
         count: Elements of the vector, or of a row.
         out_dtype: The output's, by the core's name.
         row: An all-to-all of rows: no sum, and a row is a group where nothing is said.
-        offers: Says whether the engine has a format.
+        offers: Returns whether the engine has a format.
 
     Raises:
         PeerMismatchError: the ranks have different errors to keep.

@@ -59,7 +59,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Says how vectors become codes, and their sum a result; equal on all ranks.
+    """Describes how vectors become codes, and their sum a result; equal on all ranks.
 
     Attributes:
         format: The format of codes and scales, a key of `_core.code_formats`; docs/quantization.md has the table.

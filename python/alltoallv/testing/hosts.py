@@ -152,7 +152,7 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
     if not (prefix / "bin" / launcher).exists():
         raise BackendUnavailableError(f"{launcher} is missing: pip install {library}", id=5049)
     # UCX would find that the hosts share a kernel, and read memory across them instead of sending. Open MPI names its
-    # files in /dev/shm by host name, job and the rank on the host: those of one host must not be those of another.
+    # files in /dev/shm by host name, job and the rank on the host: the files of one must not be another's.
     apart = "unshare --ipc --uts --pid --fork --kill-child --mount-proc"
     begin = "hostname $0 && mount -t tmpfs tmpfs /dev/shm && exec bash -c "
     enter = "".join(

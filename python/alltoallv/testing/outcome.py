@@ -30,7 +30,7 @@ class RemoteError(Exception):
 
 @dataclass
 class Outcome:
-    """Says how a function ended on one rank.
+    """Describes how a function ended on one rank.
 
     Attributes:
         rank: the rank.

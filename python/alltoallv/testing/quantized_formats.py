@@ -25,7 +25,7 @@ _LEAST_NORMAL = _F32(2.0**-126)
 
 @dataclass(frozen=True)
 class Format:
-    """Says how elements are stored.
+    """Describes how elements are stored.
 
     Attributes:
         element: the type of codes in ml_dtypes; "int8" and "int4" are integers.

@@ -149,7 +149,7 @@ def all_reduce_leaves(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
     others. What is said about values in `all_reduce` holds here, with n in place of W.
 
     Args:
-        inputs: W arrays of one shape and dtype; rank r's holds its entries, which follow those of rank r - 1.
+        inputs: W arrays of one shape and dtype; rank r's holds its entries, which follow the entries of rank r - 1.
     """
     entries = [entry.reshape(-1) for array in inputs for entry in array[:, None]]
     return [_reduce(entries, op, tree=True).reshape(inputs[0].shape[1:]) for _ in inputs]

@@ -256,7 +256,7 @@ def _measure(call: Callable[[], Any], quantiles: Sequence[float] | None = None, 
 
 
 class Launcher:
-    """Launches a kernel: takes its arguments from those of the function, and leaves out what it was compiled for."""
+    """Launches a kernel: takes its arguments from the function's, and leaves out what it was compiled for."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self._name = getattr(getattr(source, "fn", None), "__name__", metadata.name)

@@ -169,7 +169,7 @@ COMPARISONS: dict[str, Callable[..., Any]] = {
     "oge": np.greater_equal, "ord": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "ueq": lambda a, b: ~((a < b) | (a > b)), "une": np.not_equal, "uno": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
-# By the names of comparisons of floats that are also those of integers.
+# By names that comparisons of floats and of integers share.
 for _name, _ordered in (("ult", "oge"), ("ule", "ogt"), ("ugt", "ole"), ("uge", "olt")):
     COMPARISONS[f"cmpf {_name}"] = lambda a, b, f=COMPARISONS[_ordered]: ~f(a, b)
 
@@ -192,7 +192,7 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Any]] = {
     "arith.index_cast": _widened, "tt.int_to_ptr": _widened, "tt.ptr_to_int": lambda x, dtype: x.astype(dtype),
 }  # fmt: skip
 
-# By their names in libdevice; those of `UNARY` and `BINARY` are there too.
+# By their names in libdevice; the functions of `UNARY` and `BINARY` are there too.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name.removeprefix("math."): function for name, function in UNARY.items() if name.startswith("math.")},
     "reciprocal": lambda x: 1 / x, "relu": lambda x: np.maximum(x, 0), "acosh": np.arccosh, "asinh": np.arcsinh,

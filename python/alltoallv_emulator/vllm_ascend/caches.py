@@ -120,7 +120,7 @@ def _cache_by_head(q: Tensor, k_comp: Tensor, slot_mapping: Tensor, seq_len: Ten
     """Writes rows, [heads * tokens, size], to the slots of their tokens in k_out, [blocks, heads, rows, size].
 
     Of several heads there may be one sequence only: the device takes each sequence's heads one after the other, where
-    vllm-ascend gives those of all sequences.
+    vllm-ascend gives the heads of all sequences.
     """
     heads, size = k_out.shape[1:3]
     lengths, tokens = seq_len.tolist(), len(q) // heads

@@ -106,7 +106,7 @@ def _masked_input_and_mask(
 ) -> tuple[Tensor, Tensor]:
     """Returns the rows of this rank's part of a vocabulary, 0 for tokens of others, and which tokens those are.
 
-    The part has the tokens of the original range, padding, and those of the added range.
+    The part has the tokens of the original range, padding, and the tokens of the added range.
     """
     original = (input >= org_vocab_start_index) & (input < org_vocab_end_index)
     added = (input >= added_vocab_start_index) & (input < added_vocab_end_index)

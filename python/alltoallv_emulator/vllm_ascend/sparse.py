@@ -93,7 +93,7 @@ def _best(
 ) -> Tensor:
     """Fills the result with the keys of the largest scores, largest first, then -1.
 
-    ``scores`` gives those of a sequence's queries and so many keys, [queries, heads of keys, keys].
+    ``scores`` gives the scores of a sequence's queries and so many keys, [queries, heads of keys, keys].
     """
     count = result.size(-1)
     result.fill_(-1)
@@ -278,7 +278,7 @@ def _sparse_attention(
 
 
 class _Plain:
-    """Gives a sequence's keys, with those of the rotary embedding, and its values."""
+    """Gives a sequence's keys, with the keys of the rotary embedding, and its values."""
 
     def __init__(self, key: Tensor, value: Tensor, rope: Tensor | None) -> None:
         self._key, self._value, self._rope = key, value, rope

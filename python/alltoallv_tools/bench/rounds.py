@@ -46,7 +46,7 @@ def _wall(replies: list[Reply], what: str) -> float:
 
 @dataclass(frozen=True)
 class Effort:
-    """Says how long a competitor is measured: for ``seconds``, or for at least ``iters`` calls.
+    """Holds how long a competitor is measured: for ``seconds``, or for at least ``iters`` calls.
 
     ``warmup`` is the number of untimed calls before each block; None means as many as take 5 ms.
     """

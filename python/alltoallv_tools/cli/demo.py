@@ -23,7 +23,7 @@ Each of the 1,797 handwritten digits of scikit-learn is a token. all_to_all_v se
 result of one process. Rank 0 prints who sent how much to whom, with times and bandwidths, whether Huawei's operator
 delivers the same bits, and how exact an int8 all-reduce is. DIR/traffic.png shows the traffic as a picture, and
 DIR/trace.html every operator of every rank in time. Where torch_npu is installed, the operator and the int8 all-reduce
-then run on two emulated NPUs, and the bits are compared with those of the CPU.
+then run on two emulated NPUs, and the bits are compared with the CPU's.
 
 The exit code is 0 only if all tokens came back unchanged. The demo needs scikit-learn and matplotlib.
 examples/digits_dispatch.py is the same program for other launchers.
@@ -86,7 +86,7 @@ def _on_npus_too() -> tuple[tuple[str, str], ...]:
         again = "python -m alltoallv demo"
     except FileNotFoundError:
         again = "make demo"
-    return (_TORCH, "the same on two"), (f'pip install "torch_npu==2.13.*" && {again}', "emulated NPUs, too")
+    return (_TORCH, "the same on two"), (f'pip install "torch_npu==2.13.*" && {again}', "also emulated NPUs")
 
 
 def _has_torch_npu() -> bool:

@@ -25,7 +25,7 @@ rank prints appears behind "[rank] ". On a terminal, progress bars and prompts a
 If a rank fails, the other ranks have 5 seconds to end and are then ended; with --keep-going they run on. With
 --allow-loss N so many ranks may fail: the others run on, and the exit code is theirs. With --replace N a rank that
 fails is started again, N times in all, while the others run on and call Communicator.rejoin() (docs/errors.md);
-ALLTOALLV_REPLACEMENT says how often this rank has been replaced, 0 in the first process. With --max-restarts N all
+ALLTOALLV_REPLACEMENT counts how often this rank has been replaced, 0 in the first process. With --max-restarts N all
 ranks are started again, with one more in ALLTOALLV_RESTART_COUNT. What is printed then is added to the files of
 --log-dir.
 Ctrl-C interrupts all ranks, which then have 5 seconds to end; a second Ctrl-C kills them.

@@ -1,6 +1,6 @@
 """Says on which versions the tests pass, of Python and of every package that a program brings.
 
-pyproject.toml asks for a range that has them, noxfile.py installs them, docs/compatibility.md says when what ran.
+pyproject.toml asks for a range that has them, noxfile.py installs them, docs/compatibility.md lists what ran when.
 """
 
 from __future__ import annotations

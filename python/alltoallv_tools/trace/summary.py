@@ -72,7 +72,7 @@ def _places(domain: DomainTrace) -> list[str]:
 
 
 def _phrase(domain: DomainTrace, ranks: Sequence[int], last: dict[int, Any], who: str) -> str:
-    """Says what ranks did before the end: those that outlived another by a moment were in what the loss cut short."""
+    """Describes what ranks did before the end: ranks that outlived one by a moment were in what its loss cut short."""
     rank = min(ranks, key=lambda rank_of: last[rank_of]["state"] == FAILED)
     text = where(domain.ranks[rank], last[rank])
     if last[rank]["state"] == CUT_SHORT:
@@ -142,7 +142,7 @@ def _waits(domain: DomainTrace) -> list[str]:
 
 
 def _waited(waited_ns: npt.NDArray[np.int64]) -> str:
-    """Says how long each rank waited; of many ranks, between which limits."""
+    """Describes how long each rank waited; of many ranks, between which limits."""
     if len(waited_ns) > 4:
         least, most = int(waited_ns.argmin()), int(waited_ns.argmax())
         limits = f"{_seconds(waited_ns[least])} (rank {least}) to {_seconds(waited_ns[most])} (rank {most})"

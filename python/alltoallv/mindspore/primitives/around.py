@@ -1,7 +1,7 @@
 """The operators around an MoE's exchange for which MindSpore has no kernels on CPU: what mindformers' dispatchers call.
 
 They run in graphs that have one of our communication primitives. An operator of which MindSpore has a kernel keeps it;
-those of WIDENED then take bfloat16 too. A kernel here gets the operator's inputs, None for those left out, and
+operators of WIDENED then take bfloat16 too. A kernel here gets the operator's inputs, None for those left out, and
 fills the outputs, which MindSpore has made.
 """
 

@@ -296,7 +296,7 @@ class StaticMoEDispatcher(torch.nn.Module):
             gate_weights: What `combine` multiplies the experts' rows by, like ``expert_ids``; None: nothing.
 
         Returns:
-            Rows ``[experts of this rank, W * capacity, ...]``: those of rank j begin at ``j * capacity``, then zeros;
+            Rows ``[experts of this rank, W * capacity, ...]``: rows of rank j begin at ``j * capacity``, then zeros;
             how many of each rank are filled, int64 ``[experts of this rank, W]``; what `combine` needs. All lie on the
             tokens' device.
         """

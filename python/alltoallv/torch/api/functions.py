@@ -89,7 +89,7 @@ class _AllToAllV(Protocol):
 
 
 def _typed(function: Callable[..., Any]) -> _AllToAllV:
-    """Says what `all_to_all_v` returns with which arguments."""
+    """Describes what `all_to_all_v` returns with which arguments."""
     return cast("_AllToAllV", function)
 
 

@@ -147,8 +147,8 @@ def moe_dispatch(
 ) -> list[Tensor]:
     """Returns rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.
 
-    The last are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without. ``active_ranks``: those of the
-    routing, if they are read as a graph runs.
+    The last are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without. ``active_ranks``: the
+    routing's, if they are read as a graph runs.
     """
     comm: Any = communicator_of(group, tokens) if isinstance(group, str) else group
     options = as_routing(routing)

@@ -74,7 +74,7 @@ class Operation:
         return self.result
 
     def giving(self, result: Sequence[Any], copies: Copies) -> Operation:
-        """Says what the caller gets, a list as in torch, after these copies.
+        """Describes what the caller gets, a list as in torch, after these copies.
 
         Raises:
             InvalidTensorError: torch would refuse a copy, when the peers have finished.

@@ -40,7 +40,7 @@ AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Parameters, float
 
 
 class Functional(NamedTuple):
-    """Says how a collective returns a new tensor.
+    """Describes how a collective returns a new tensor.
 
     Attributes:
         name: The operator's name.
@@ -63,7 +63,7 @@ def rows_of(shape: Shape) -> int:
 
 
 class Method(NamedTuple):
-    """Says how the process groups of torch.distributed name a collective and what they call it with.
+    """Describes how the process groups of torch.distributed name a collective and what they call it with.
 
     Attributes:
         names: The method's names: first the name in torch's engines, then names in newer versions of torch.

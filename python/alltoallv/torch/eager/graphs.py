@@ -1,4 +1,4 @@
-"""Says where torch records a call instead of running it, in a graph that runs later on other data."""
+"""Finds out where torch records a call instead of running it, in a graph that runs later on other data."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _OfGroup(dict[tuple[str, str | None], AnyCommunicator]):
     """Holds a group's communicators, whose limit follows the group's.
 
     Attributes:
-        options: Those of the group's engine, where torch writes a new limit; None if there is nothing to follow.
+        options: The options of the group's engine, where torch writes a new limit; None if there is nothing to follow.
         limit: The limit that the communicators have.
     """
 
@@ -143,7 +143,7 @@ def from_group(
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
         order: ``"rank"``: from now on the group's reductions of such tensors add in the order of ranks, with the bits
-            of host memory; on backend ``alltoallv`` those of torch.distributed too. Default: what the `GroupOptions`
+            of host memory; on backend ``alltoallv`` torch.distributed's too. Default: what the `GroupOptions`
             of such a group say, ``ALLTOALLV_ORDER`` at the group's first use, or the engine's own order.
 
     Raises:

@@ -28,7 +28,7 @@ def synchronizes(name: str) -> bool:
 def leave_out_synchronizations(names: str) -> None:
     """Sets the synchronizations to leave out: names, separated by commas.
 
-    A process begins with those of ALLTOALLV_TEST_WITHOUT.
+    A process begins with the names in ALLTOALLV_TEST_WITHOUT.
     """
     global _left_out
     _left_out = frozenset(names.split(","))

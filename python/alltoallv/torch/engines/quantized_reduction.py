@@ -71,7 +71,7 @@ def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device, ve
 
 
 def _gather_bounds(steps: Steps, codec: Codec, bounds: Tensor) -> None:
-    """Fills ``bounds`` with those of all parts, of which each rank has its own."""
+    """Fills ``bounds`` with the bounds of all parts, of which each rank has its own."""
     share = -(-bounds.numel() // steps.size)  # a group is a unit
     own_row, everything = bounds.new_zeros(share), bounds.new_empty(steps.size * share)
     own_row[: codec.bounds.numel()] = codec.bounds

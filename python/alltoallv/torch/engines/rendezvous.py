@@ -36,7 +36,7 @@ Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has c
 
 
 class Meeting(NamedTuple):
-    """Says what a rank knows once all ranks of a group have come.
+    """Holds what a rank knows once all ranks of a group have come.
 
     Attributes:
         who: Each rank's description of itself: ``"pid"`` is the number of its process, ``"host"`` is equal for those
@@ -272,7 +272,7 @@ def connect(
         all_ranks: Whether these are all ranks of the job.
 
     Raises:
-        InvalidParamError: all ranks are those of different jobs, which have been given one address.
+        InvalidParamError: all ranks belong to different jobs, which have been given one address.
         CommTimeoutError: ranks did not come; the message names them.
         BackendUnavailableError: hosts do not reach each other over TCP.
     """

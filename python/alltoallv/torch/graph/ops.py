@@ -188,7 +188,7 @@ def all_to_all_nd(
     rank: int,
     group: str,
 ) -> Tensor:
-    """Exchanges one dimension for another; the sizes are those of every rank, and have been checked."""
+    """Exchanges one dimension for another; the sizes are every rank's, and have been checked."""
     comm = communicator_of(group, input)
     if comm.host_core is not None:
         dims = scatter_dim, gather_dim, list(scatter_sizes), list(gather_sizes)

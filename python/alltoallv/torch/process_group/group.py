@@ -42,7 +42,7 @@ class GroupOptions:
         order: ``"rank"``: reductions of torch.distributed and of alltoallv.torch in this group add in the order of
             ranks on devices too, with the bits of host memory. The same on all ranks. Default: ``ALLTOALLV_ORDER``, or
             the engine's own order.
-        engine: What ``pg_options`` is otherwise: the options of an accelerator's engine, such as those of NCCL.
+        engine: What ``pg_options`` is otherwise: the options of an accelerator's engine, such as NCCL's.
 
     Raises:
         InvalidParamError: ``order`` is another value.

@@ -49,11 +49,11 @@ for _count, _listed in _NAMES.items():
 
 @core.extern
 def isnan(arg0: Any, _semantic: Any = None) -> Any:
-    """Says where an element is not a number."""
+    """Returns where an element is not a number."""
     return _semantic.not_equal(arg0, arg0)
 
 
 @core.extern
 def isinf(arg0: Any, _semantic: Any = None) -> Any:
-    """Says where an element is infinite."""
+    """Returns where an element is infinite."""
     return _semantic.equal(core.abs(arg0, _semantic=_semantic), float("inf"))
