@@ -43,9 +43,9 @@ class Staged(StagedMember):
 def _connected(rank: int, size: int, file: str, timeout: float) -> Iterator[tuple[dist.ProcessGroup, Communicator]]:
     with joined(rank, size, file) as group:
         raw = dist.distributed_c10d._world.pg_map[group][1]
-        meeting = rendezvous.meet(raw, rank, size, "views", 30)
-        gather = rendezvous.gatherer(meeting, raw, rank, size, "group", 30)
-        with rendezvous.connect(meeting, gather, rank, size, "views", timeout) as control:
+        peers = rendezvous.meet(raw, rank, size, "views", 30)
+        gather = rendezvous.gatherer(peers, raw, rank, size, "group", 30)
+        with rendezvous.connect(peers, gather, rank, size, "views", timeout) as control:
             yield group, control
 
 

@@ -31,7 +31,7 @@ def test_ranks_do_not_meet_those_of_before() -> None:
 
     keys = set()
     for first in (0, 1, 1, 0):
-        found: dict[int, rendezvous.Meeting] = {}
+        found: dict[int, rendezvous.Peers] = {}
         place = store.get("alltoallv/place").decode() if keys else ""
         old = store.get(f"alltoallv/{place}/1") if keys else b""
         thread = threading.Thread(target=meet, args=(first,))

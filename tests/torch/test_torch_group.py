@@ -92,9 +92,9 @@ def test_ranks_without_a_store(rank: int, size: int, group: dist.ProcessGroup) -
         dist.all_gather_object(heard, mine, group)
         return heard
 
-    meeting = rendezvous.meet_over(gather, device="cpu")
-    assert [one["device"] for one in meeting.who] == ["cpu"] * size
-    with rendezvous.connect(meeting, gather, rank, size, "no store", 20) as comm:
+    peers = rendezvous.meet_over(gather, device="cpu")
+    assert [one["device"] for one in peers.who] == ["cpu"] * size
+    with rendezvous.connect(peers, gather, rank, size, "no store", 20) as comm:
         assert at.all_to_all_v(torch.ones(2), [1, 1], group=comm).tolist() == [1, 1]
 
 

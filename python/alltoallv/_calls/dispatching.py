@@ -333,20 +333,20 @@ class Dispatching(ABC, Generic[A]):
         Raises:
             The errors of `dispatch`.
         """
-        finish = self.begin_combine(expert_outputs, state, async_op, whole=async_op)
+        finish = self.begin_combine(expert_outputs, state, async_op, single=async_op)
         return Pending(finish) if async_op else finish()
 
-    def begin_combine(self, expert_outputs: Any, state: Any, begins: bool, whole: bool = False) -> Callable[[], A]:
+    def begin_combine(self, expert_outputs: Any, state: Any, begins: bool, single: bool = False) -> Callable[[], A]:
         """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background.
 
-        ``whole``: in one piece. Several in the background need `lockstep`, which waits for all ranks.
+        ``single``: in one piece. Several in the background need `lockstep`, which waits for all ranks.
         """
         comm = state.communicator
         with guard(comm, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        options: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": whole, "begins": begins}
-        arriving = collect(self.adapter, comm, array, None, state.route, *state.ids.shape, **options)
+        terms: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": single, "begins": begins}
+        arriving = collect(self.adapter, comm, array, None, state.route, *state.ids.shape, **terms)
         return lambda: self.combined(rows, state, arriving()[0])
 
     def __call__(

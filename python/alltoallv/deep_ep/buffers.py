@@ -224,7 +224,7 @@ class BaseBuffer:
         with torch.no_grad():
             weights_dtype = str(None if weights is None else weights.dtype)
             try:
-                combined = begin_collect(x[:arrived], None, *route, beside=weights_dtype)()[0].to(dtype)
+                combined = begin_collect(x[:arrived], None, *route, agreed=weights_dtype)()[0].to(dtype)
             except PeerMismatchError as error:
                 raise named(comm, error, {"topk_weights": weights_dtype}) from None
             for each in biases:

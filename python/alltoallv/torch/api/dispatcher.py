@@ -164,14 +164,14 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         return rows.reshape(rows.shape[0], *tail), state.counts, other
 
     def begin_combine(
-        self, expert_outputs: Tensor, state: Any, begins: bool, whole: bool = False
+        self, expert_outputs: Tensor, state: Any, begins: bool, single: bool = False
     ) -> Callable[[], Tensor]:
         """Sends rows back; the function that it returns receives tokens; see `Dispatching.begin_combine`."""
         tracing = is_tracing()
         with guard(None if tracing else state.communicator or self.carrier(expert_outputs), OPERATOR):
             arguments, tail = self._outputs(expert_outputs, state, tracing)
         if begins and not tracing:
-            arriving = moe_ops.begin_collect(*arguments, begins=True, whole=whole)
+            arriving = moe_ops.begin_collect(*arguments, begins=True, single=single)
             return lambda: moe_ops.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
         tokens = moe_ops.moe_collect(*arguments)[0]
         return lambda: tokens.reshape(tokens.shape[0], *tail)

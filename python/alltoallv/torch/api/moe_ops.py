@@ -179,15 +179,15 @@ def moe_spread(tokens: Tensor, weights: Tensor | None, *arguments: Any) -> list[
 
 
 def begin_collect(
-    rows: Tensor, weights: Tensor | None, *arguments: Any, begins: bool = False, whole: bool = False, beside: str = ""
+    rows: Tensor, weights: Tensor | None, *arguments: Any, begins: bool = False, single: bool = False, agreed: str = ""
 ) -> Callable[[], list[Tensor]]:
-    """Sends the rows back; the result returns `moe_collect`'s results. ``beside``: what else all ranks agree on."""
+    """Sends the rows back; the result returns `moe_collect`'s results. ``agreed``: what else all ranks agree on."""
     *route, gates, tokens, k, payload, group = arguments
     comm: Any = communicator_of(group, rows) if isinstance(group, str) else group
     if not rows.is_cpu:
         arriving = on_device.collect(comm, rows, weights, cast("Route", route), tokens, k, payload, begins)
         return lambda: [_or_nothing(each, rows) for each in arriving()]
-    terms = rows, weights, gates, route, tokens, k, payload, whole, beside, begins
+    terms = rows, weights, gates, route, tokens, k, payload, single, agreed, begins
     call = _core.moe_collect(TENSORS, comm.core, *terms)
 
     def finish() -> list[Tensor]:

@@ -227,17 +227,17 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     all_ranks = raw is not None and group is dist.group.WORLD
     if raw is None:  # MPI's own launcher has brought the ranks together
         gather = _gatherer(group)
-        meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
+        peers = rendezvous.meet_over(gather, device=device, backend=wanted)
     else:
         ranks = dist.get_process_group_ranks(group)
         met = _met.setdefault(dist.group.WORLD, {})
         seen = [met.get(each, 0) for each in ranks]
-        meeting = rendezvous.meet(
+        peers = rendezvous.meet(
             raw, rank, size, name, timeout, seen, all_ranks=all_ranks, device=device, backend=wanted
         )
-        met.update(zip(ranks, meeting.processes, strict=True))
-        gather = rendezvous.gatherer(meeting, raw, rank, size, name, timeout)
-    who = meeting.who
+        met.update(zip(ranks, peers.processes, strict=True))
+        gather = rendezvous.gatherer(peers, raw, rank, size, name, timeout)
+    who = peers.who
     for j, peer in enumerate(who):
         asked = [f"{each['device']} tensors over backend {each['backend']!r}" for each in (who[0], peer)]
         if asked[0] != asked[1]:
@@ -246,11 +246,11 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
             raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}", id=3026)
     chosen = _choose(group, device, wanted, who)
     if chosen != "shm":
-        number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
+        number = f"{peers.hosts} host{'s'[: peers.hosts > 1]}"
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
     on_host = chosen in ("shm", "tcp")
     checked = "off" if check == "off" and on_host else None
-    comm = rendezvous.connect(meeting, gather, rank, size, name, timeout, checked, all_ranks=all_ranks)
+    comm = rendezvous.connect(peers, gather, rank, size, name, timeout, checked, all_ranks=all_ranks)
     if on_host:
         return comm if device == "cpu" else StagedMember(group, comm)
     return HcclGroupMember(group, comm, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, comm, check)

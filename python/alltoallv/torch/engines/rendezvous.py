@@ -35,7 +35,7 @@ Ready = Callable[[float], bool]  # waits for some seconds; returns whether the a
 Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has come; the second returns who is missing
 
 
-class Meeting(NamedTuple):
+class Peers(NamedTuple):
     """Holds what a rank knows once all ranks of a group have come.
 
     Attributes:
@@ -147,7 +147,7 @@ def meet(
     *,
     all_ranks: bool = False,
     **more: Any,
-) -> Meeting:
+) -> Peers:
     """Waits for all ranks of group ``name`` at its store, which may hold values of an earlier group.
 
     Rank 0 opens a place that no meeting has had. A rank that has gone to an old one does not find itself among those
@@ -193,7 +193,7 @@ def meet(
     else:
         wait(lambda step: own.await_(gathered, step), lambda: own.missing(prefix) or [0])
     who = json.loads(everybody)
-    return Meeting(who, who[0]["key"], job)
+    return Peers(who, who[0]["key"], job)
 
 
 def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -> Wait:
@@ -222,26 +222,26 @@ def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -
     return wait
 
 
-def meet_over(gather: Gather, **more: Any) -> Meeting:
+def meet_over(gather: Gather, **more: Any) -> Peers:
     """Does `meet` for ranks that have no store, but a function that gives every rank the bytes of all."""
     who = [json.loads(peer) for peer in gather(_introduction(uuid.uuid4().hex, more).encode())]
-    return Meeting(who, who[0]["key"])
+    return Peers(who, who[0]["key"])
 
 
 def _introduction(key: str, more: dict[str, Any]) -> str:
     return json.dumps({"host": _core.this_place(), "pid": os.getpid(), "key": key, **more})
 
 
-def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, name: str, timeout: float) -> Gather:
+def gatherer(peers: Peers, of_group: dist.Store, rank: int, size: int, name: str, timeout: float) -> Gather:
     """Returns a function that gives every rank the bytes of all ranks, through a part of the group's store."""
     numbers = itertools.count()
 
     def living() -> None:
-        _core.check_living(meeting.processes, rank, name)
+        _core.check_living(peers.processes, rank, name)
 
     @functools.cache
     def own_part() -> GroupStore:
-        return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), size)
+        return GroupStore(dist.PrefixStore(f"alltoallv/{peers.key}", connection(of_group)), size)
 
     def gather(payload: bytes) -> list[bytes]:
         key = f"gather/{next(numbers)}"
@@ -252,7 +252,7 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, name:
 
 
 def connect(
-    meeting: Meeting,
+    peers: Peers,
     gather: Gather,
     rank: int,
     size: int,
@@ -279,17 +279,17 @@ def connect(
     domain = f"torch-{name}".replace(":", "-")  # a colon would begin a size
     options = make_options(domain.encode()[:128].decode(errors="ignore"), timeout, check)
     options.rank, options.size = rank, size
-    options.job, options.processes = "torch:" + meeting.key, meeting.processes
-    core = _core.communicator(options) if meeting.hosts == 1 else _core.engine_communicator(options, gather, None)
+    options.job, options.processes = "torch:" + peers.key, peers.processes
+    core = _core.communicator(options) if peers.hosts == 1 else _core.engine_communicator(options, gather, None)
     if all_ranks and size > 1:
-        here = meeting.who[rank]["host"]
-        pids = {j: int(peer["pid"]) for j, peer in enumerate(meeting.who) if peer["host"] == here}
+        here = peers.who[rank]["host"]
+        pids = {j: int(peer["pid"]) for j, peer in enumerate(peers.who) if peer["host"] == here}
         # Where another process has claimed this rank there are two jobs, however few ranks of this one are left.
-        claimed = bool(meeting.job) and seat.contested(meeting.job)
+        claimed = bool(peers.job) and seat.contested(peers.job)
         refuse_strangers(launch.depth_of_torch(), pids, 0 if claimed else size, core)
     comm = Communicator(core, options)
-    if meeting.job:
-        weakref.finalize(comm, seat.leave, meeting.job)
+    if peers.job:
+        weakref.finalize(comm, seat.leave, peers.job)
     return comm
 
 

@@ -17,15 +17,13 @@ from alltoallv._calls.collectives import barrier_plan
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.engines import rendezvous
-from alltoallv.torch.engines.rendezvous import Meeting
+from alltoallv.torch.engines.rendezvous import Peers
 
 _LOOK_SECONDS = 0.05
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
 
-def meet(
-    options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str], *, all_ranks: bool
-) -> Meeting:
+def meet(options: _DistributedBackendOptions, world: Peers | None, counts: Counter[str], *, all_ranks: bool) -> Peers:
     """Brings the ranks of a group together; no communication is needed if they met in the default group, ``world``.
 
     Args:
@@ -42,7 +40,7 @@ def meet(
         return rendezvous.meet(*position, name, seconds, all_ranks=all_ranks, first=world is None)
     group = f"{name} of ranks {ranks}"
     counts[group] += 1
-    return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
+    return Peers([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
 
 
 def stand_in(options: _DistributedBackendOptions) -> FakeProcessGroup:

@@ -82,10 +82,10 @@ class EngineGroup(dist.ProcessGroup):
         if getattr(options, "enable_reconfigure", False):  # of torch 2.14 and newer
             return
         world = dist.group.WORLD
-        met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
+        met = (world.peers, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
         is_default = world is None and options.group_id in _DEFAULT
         self._join(engines.meet(options, *met, all_ranks=is_default), is_default)
-        if world is None and all(peer["first"] for peer in self.meeting.who):
+        if world is None and all(peer["first"] for peer in self.peers.who):
             try:
                 # All ranks are here now.
                 self._gloo = engines.gloo(options, self._place, self.timeout, self.communicator)
@@ -108,16 +108,16 @@ class EngineGroup(dist.ProcessGroup):
         self._coalescing: list[TorchWork] | None = None
         self._groups: Counter[str] = Counter()
 
-    def _join(self, meeting: rendezvous.Meeting, is_default: bool = False) -> None:
+    def _join(self, peers: rendezvous.Peers, is_default: bool = False) -> None:
         """Connects the ranks, which have met."""
         options = self._options
         rank, size, name = options.group_rank, options.group_size, options.group_id
         # A place of this group alone: the group's own store may hold values of an earlier group.
-        self._place = dist.PrefixStore(f"alltoallv/{meeting.key}", options.store)
+        self._place = dist.PrefixStore(f"alltoallv/{peers.key}", options.store)
         seconds = options.timeout.total_seconds()
-        gather = rendezvous.gatherer(meeting, options.store, rank, size, name, seconds)
-        self.meeting = meeting
-        self.communicator = rendezvous.connect(meeting, gather, rank, size, name, seconds, all_ranks=is_default)
+        gather = rendezvous.gatherer(peers, options.store, rank, size, name, seconds)
+        self.peers = peers
+        self.communicator = rendezvous.connect(peers, gather, rank, size, name, seconds, all_ranks=is_default)
         self.communicator.order = self._order or self.communicator.order
         self._rank, self._size = rank, size
 
@@ -135,7 +135,7 @@ class EngineGroup(dist.ProcessGroup):
     getRank, getSize = rank, size  # what C++ looks for
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("communicator", "meeting"):
+        if name in ("communicator", "peers"):
             raise BackendUnavailableError(
                 f"group {self._first.group_id!r} has no ranks: after init_process_group(enable_reconfigure=True), or "
                 "a reconfigure() that failed, expected a call of reconfigure() first",
@@ -284,9 +284,9 @@ class EngineGroup(dist.ProcessGroup):
         self.__dict__.pop("communicator", None)
         self._stand_in.options._timeout = limit
         self._begin(own)
-        meeting = engines.meet(own, None, self._groups, all_ranks=False)
+        peers = engines.meet(own, None, self._groups, all_ranks=False)
         own.timeout = limit
-        self._join(meeting)
+        self._join(peers)
         forget(self)
         dist.distributed_c10d._world.pg_group_ranks[self] = {rank: rank for rank in range(own.group_size)}
         return WorkList([])
