@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -149,8 +150,12 @@ def calls(rank: int, size: int) -> dict[str, Call]:
     def resharded_state(device: Any) -> list[Tensor]:
         return list(at.reshard_state({"a": rows(device), "b": rows(device) + 1}, *layouts, device=device).values())
 
+    def plain(name: str) -> Call:
+        return lambda device: getattr(at, name)(rows(device))
+
     weight = torch.arange(8.0).view(2, 4)
     return {
+        **{name: plain(name) for name in at.__all__ if _takes_an_input(getattr(at, name))},
         "AllToAllVOperation": operation,
         "Plan": lambda device: at.Plan(sends, recvs, device=torch.device(device).type)(
             rows(device).view(-1)[: sum(sends)]
@@ -184,10 +189,8 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "nn.AllToAllV": lambda device: at.nn.AllToAllV()(rows(device), sends, recvs),
         "nn.MoEDispatcher": dispatched,
         "nn.StaticMoEDispatcher": dispatched_statically,
-        "quantized_all_reduce": lambda device: at.quantized_all_reduce(rows(device)),
         "quantized_all_to_all": lambda device: at.quantized_all_to_all(rows(device), sends, recvs),
         "quantized_linear_all_reduce": lambda device: at.quantized_linear_all_reduce(rows(device), weight.to(device)),
-        "quantized_reduce_scatter": lambda device: at.quantized_reduce_scatter(rows(device)),
         "recv": lambda device: message(device, later=False),
         "reduce": changed("reduce", 0),
         "reduce_scatter": lambda device: _scattered(device, rows, size),
@@ -199,6 +202,12 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "send": lambda device: message(device, later=False),
         "sequence_to_heads": lambda device: at.sequence_to_heads(rows(device), sequence_dim=0, heads_dim=1),
     }
+
+
+def _takes_an_input(value: Any) -> bool:
+    """Whether a function can be called with an input alone."""
+    given = inspect.signature(value).parameters.values() if inspect.isfunction(value) else ()
+    return [each.name for each in given if each.default is each.empty] == ["input"]
 
 
 def _scattered(device: Any, rows: Callable[..., Tensor], size: int) -> Tensor:
