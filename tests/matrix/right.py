@@ -38,11 +38,11 @@ from case import (
 from alltoallv.testing import golden, quantized, reference
 
 V, S, A, G = "all_to_all_v", "all_to_all_single", "all_to_all", "all_gather_into_tensor"
-N, R = "all_to_all_nd", "ring_shift"
+N = "all_to_all_nd"
 KINDS = "tuple", "array", "int32 array", "tensor"
 #: Collectives that torch.distributed does not have.
 NOT_OF_TORCH = (
-    *(V, N, R, "exchange_counts", "global_scatter", "global_gather"),
+    *(V, N, "exchange_counts", "global_scatter", "global_gather"),
     *("quantized_all_reduce", "quantized_reduce_scatter", "quantized_all_to_all"),
 )
 
@@ -68,14 +68,6 @@ def uneven_nd(rank: int) -> Arguments:
 def swapped(all_: list[Arguments]) -> list[Any]:
     inputs = [a["input"].array if isinstance(a["input"], Turned) else a["input"] for a in all_]
     return reference.all_to_all_nd(inputs, all_[0]["scatter_dim"], all_[0]["gather_dim"], all_[0].get("scatter_sizes"))
-
-
-def rows(dtype: str = "float32", **more: Any) -> Callable[[int], Arguments]:
-    return lambda rank: {"input": data(rank, 2, 3, dtype=dtype), **more}
-
-
-def shifted(all_: list[Arguments]) -> list[Any]:
-    return reference.ring_shift([a["input"] for a in all_], all_[0].get("steps", 1))
 
 
 def tell(dtype: str = "float32") -> Callable[[int], Arguments]:
@@ -145,16 +137,6 @@ RIGHT = [
     Case(N, "into out, async", nd(out=True, async_op=True), swapped),
     Case(N, "not contiguous", lambda rank: {"input": Turned(data(rank, 3, 6)), "scatter_dim": 0, "gather_dim": 1},
          swapped),
-    *[Case(R, f"by {steps}", rows(steps=steps), shifted) for steps in (1, -1, 5, 0)],
-    Case(R, "gradient", rows(steps=-2), lambda all_: [2 * a["input"] for a in all_], gradient="input",
-         needs=("gradients",)),
-    Case(R, "not contiguous", lambda rank: {"input": Turned(data(rank, 2, 3))},
-         lambda all_: reference.ring_shift([a["input"].array for a in all_])),
-    *[Case(R, f"ranks disagree about {what}", rows(), mistake=lambda wrong=wrong: {**wrong}, breach=True,
-           error=("PeerMismatchError", text, None)) for what, wrong, text in (
-        ("steps", {"steps": 2}, "rank 2 sends 0 rows to rank 0, which expects 2"),
-        ("dtypes", {"input": data(0, 2, 3, dtype="int32")}, "rank 0 has dtype float32, rank 2 has dtype int32"),
-    )],
     Case("exchange_counts", "told", lambda rank: {"send_counts": SENDS[rank]},
          lambda all_: list(reference.exchange_counts([a["send_counts"] for a in all_]))),
     Case("all_gather", "stacked", stack(), stacked),
@@ -212,7 +194,6 @@ RIGHT += [
         (A, a2a, lists),
         (G, lambda name: gather(6, 3, dtype=name), gathered),
         (N, nd, swapped),
-        (R, rows, shifted),
         ("all_gather", stack, stacked),
         ("broadcast", tell, told),
         ("gather", at_2, at_root(stacked, None)),

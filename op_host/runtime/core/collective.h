@@ -53,8 +53,7 @@ enum class Kind : uint8_t {
     X(quantized_reduce_scatter, quantized, false) \
     X(quantized_all_to_all, exchange, false) \
     X(scan, exchange, false) \
-    X(all_to_all_nd, exchange, false) \
-    X(ring_shift, exchange, false)
+    X(all_to_all_nd, exchange, false)
 // clang-format on
 
 enum class OpKind : uint16_t {

@@ -143,20 +143,6 @@ class Exchanges(FrontEnd[A, G, H]):
             call = swapped(self.adapter, comm, swap)
         return self.run(x, call, out, "out", async_op)
 
-    def ring_shift(self, input: A, steps: int, group: G) -> A:
-        """Sends the input to the rank so many steps further."""
-        comm = self.enter(group)
-        if comm is None:
-            return None  # type: ignore[return-value]
-        with guard(comm, "ring_shift", self.local):
-            x: Any = self.check("input", input)
-            _core.row_size(tuple(x.shape))  # raises for a tensor without rows
-            sends, recvs = (
-                [x.shape[0] * (j == (comm.rank + to) % comm.size) for j in range(comm.size)] for to in (steps, -steps)
-            )
-        moved: A = self.move("ring_shift", comm, x, None, (sends, recvs, None, None, "row"), False, None)
-        return moved
-
     def check_strided(self, name: str, x: Any) -> A:
         """Does what `check` does for a call that reads an input with gaps in place."""
         return self.check(name, x)

@@ -29,7 +29,6 @@ __all__ = [
     "exchange_counts",
     "global_gather",
     "global_scatter",
-    "ring_shift",
 ]
 
 
@@ -368,23 +367,6 @@ def all_gather_v(
         _core.row_size(x.shape)  # refuses an input without rows
         counts = ([len(x)] * comm.size, recv_counts, [0] * comm.size, None, "row")
     return front_end.move("all_gather", comm, x, out, counts, async_op, timeout)
-
-
-def ring_shift(input: Array, steps: int = 1, *, group: Communicator | None = None) -> Array:
-    """Returns the input of the rank that comes ``steps`` before this one, in a ring of all ranks.
-
-    Args:
-        input: One shape, of at least 1 dimension, and dtype on all ranks.
-        steps: How far the input goes; below 0 to lower ranks. A multiple of the number of ranks: to this rank itself.
-        group: A `Communicator`, or None for the default one.
-
-    Returns:
-        A new array of the input's shape.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    return front_end.ring_shift(input, steps, group)
 
 
 def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:

@@ -20,7 +20,6 @@ __all__ = [
     "exchange_counts",
     "global_gather",
     "global_scatter",
-    "ring_shift",
 ]
 
 
@@ -230,20 +229,3 @@ def global_gather(
 ) -> Tensor:
     """Reverses `global_scatter`: brings the rows back to the ranks that sent them, with gradients."""
     return front_end.global_gather(x, local_count, global_count, group)
-
-
-def ring_shift(input: Tensor, steps: int = 1, group: Group = None) -> Tensor:
-    """Returns the input of the rank that comes ``steps`` before this one, in a ring of all ranks.
-
-    Args:
-        input: One shape, of at least 1 dimension, and dtype on all ranks.
-        steps: How far the input goes; below 0 to lower ranks. A multiple of the number of ranks: to this rank itself.
-        group: A Paddle group, a `Communicator`, or None for all ranks.
-
-    Returns:
-        A new tensor of the input's shape. Differentiable where `all_to_all_v` is.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    return front_end.ring_shift(input, steps, group)

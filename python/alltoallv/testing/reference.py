@@ -103,11 +103,6 @@ def all_to_all_single(inputs: Sequence[Array], input_split_sizes: Matrix | None 
     return all_to_all_v(inputs, input_split_sizes)
 
 
-def ring_shift(inputs: Sequence[Array], steps: int = 1) -> list[Array]:
-    """Returns for rank r the input of rank r - steps, in a ring."""
-    return [inputs[(r - steps) % len(inputs)].copy() for r in range(len(inputs))]
-
-
 def all_to_all(input_lists: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """Returns for rank r the list of entry r of every rank's list, in rank order."""
     size = len(input_lists)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from alltoallv._calls.signature import ExchangeOptions
 
-__all__ = ["all_to_all_v", "exchange_counts", "ring_shift"]
+__all__ = ["all_to_all_v", "exchange_counts"]
 
 
 class _AllToAllV(Protocol):
@@ -305,33 +305,3 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
         return ops.all_to_all_v(x, torch.tensor(layout, device="cpu"), comm.size, 1, "exchange_counts", comm)
     call.run()
     return out
-
-
-def ring_shift(input: Tensor, steps: int = 1, group: Group = None) -> Tensor:
-    """Returns the input of the rank that comes ``steps`` before this one, in a ring of all ranks.
-
-    Args:
-        input: One shape, of at least 1 dimension, and dtype on all ranks.
-        steps: How far the input goes; below 0 to lower ranks. A multiple of the number of ranks: to this rank itself.
-        group: A ProcessGroup, a `Communicator`, or None for all ranks.
-
-    Returns:
-        A new tensor of the input's shape. Differentiable, to any order.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    comm = None
-    if not is_tracing(input):
-        comm = groups.resolve(group, device_of(input))
-        if comm is None:
-            return None  # type: ignore[return-value]
-    rank, size = (groups.rank_in(group), groups.world_size(group)) if comm is None else (comm.rank, comm.size)
-    with guard(comm, "ring_shift"):
-        if not isinstance(input, Tensor):
-            check_tensor("input", input)  # it raises the error
-        row, none = row_size(input), [0] * size
-        sends, recvs = ([input.numel() * (j == (rank + to) % size) for j in range(size)] for to in (steps, -steps))
-    layout = torch.tensor([sends, none, recvs, none], dtype=torch.int64, device="cpu")
-    by = groups.name_of(group) if comm is None else comm
-    return ops.all_to_all_v(input, layout, input.numel(), row, "ring_shift", by).view(input.shape)
