@@ -11,14 +11,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import folder, grown, hccl, mpi, seat, variables
+from alltoallv.launch import grown, hccl, mpi, seat, variables
 from alltoallv.launch.job import Launch
 from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
@@ -188,36 +187,6 @@ class Communicator:
         """
         options = make_options(domain, timeout, check)
         return cls(mpi.connect(comm, options), options)
-
-    @classmethod
-    def from_folder(
-        cls,
-        path: str | os.PathLike[str],
-        rank: int,
-        size: int,
-        domain: str = "folder",
-        *,
-        timeout: float = 600.0,
-        check: str | None = None,
-    ) -> Communicator:
-        """Returns a new communicator of ranks whose hosts share a folder.
-
-        Collective. Ranks that share a host move their data through shared memory, and files in the folder carry what
-        goes between hosts; what the ranks ask for is compared over TCP.
-
-        Args:
-            path: A folder, empty at first, for this communicator alone.
-            rank, size: This rank's number, and how many ranks there are.
-            domain, timeout, check: The same as for `from_env`.
-
-        Raises:
-            InvalidParamError: an argument is wrong.
-            BackendUnavailableError: the hosts do not reach each other over TCP.
-            CommTimeoutError: ranks did not come.
-        """
-        options = make_options(domain, timeout, check)
-        options.rank, options.size = rank, size
-        return cls(folder.connect(Path(path), options), options)
 
     @classmethod
     def threads(
