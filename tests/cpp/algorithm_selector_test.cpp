@@ -9,37 +9,77 @@ namespace {
 
 constexpr size_t size = 100000;
 
-/// Runs `calls` calls, whose times by either way are given; returns how many went the other way.
-int run(AlgorithmSelector& selector, int calls, double usual, double other, size_t bytes = size) {
-    int others = 0;
-    for (int i = 0; i < calls; ++i) {
-        const AlgorithmSelector::Way way = selector.choose(bytes);
-        others += way == AlgorithmSelector::other;
-        selector.note(bytes, way, way == AlgorithmSelector::other ? other : usual);
+/// Runs operators, whose times by either way are given; counts those that went the other way.
+struct Runs {
+    int run(int operators, double usual, double other, size_t bytes = size) {
+        int others = 0;
+        for (int i = 0; i < operators; ++i, ++number) {
+            const AlgorithmSelector::Choice choice = selector.choose(bytes, number, expected);
+            const bool is_other = choice.way == AlgorithmSelector::other;
+            others += is_other;
+            if (choice.timed) selector.note(bytes, number, choice.way, is_other ? other : usual);
+        }
+        return others;
     }
-    return others;
-}
+
+    AlgorithmSelector selector;
+    AlgorithmSelector::Way expected = AlgorithmSelector::usual;
+    uint64_t number = 0;
+};
 
 TEST(the_quicker_is_taken_until_it_is_not) {
-    AlgorithmSelector selector;
-    const int tried = run(selector, 100, 10, 20);
-    CHECK(0 < tried && tried < 50);
-    CHECK(run(selector, 1000, 10, 5) > 500);
-    CHECK(run(selector, 1000, 10, 20) < 500);
+    Runs runs;
+    const int tried = runs.run(128, 10, 13);
+    CHECK(0 < tried && tried < 30);
+    CHECK(runs.run(1024, 10, 5) > 800);
+    CHECK(runs.run(1024, 10, 13) < 200);
 }
 
-TEST(one_slow_call_is_no_change) {
-    AlgorithmSelector selector;
-    run(selector, 10, 10, 20);
-    CHECK(run(selector, 1, 1000, 20) == 0);
-    CHECK(run(selector, 20, 10, 20) < 10);
+TEST(what_is_much_slower_is_tried_seldom) {
+    Runs runs;
+    runs.run(64, 10, 20);
+    const int tried = runs.run(1024, 10, 20);
+    CHECK(0 < tried && tried < 10);
+    CHECK(runs.run(1024, 10, 5) > 400);
+}
+
+TEST(slow_operators_of_one_trial_are_no_change) {
+    Runs runs;
+    runs.run(128, 10, 13);
+    CHECK(runs.run(6, 1000, 13) == 3);
+    CHECK(runs.run(58, 10, 13) == 0);
+}
+
+TEST(a_little_quicker_is_not_worth_it) {
+    Runs runs;
+    runs.run(64, 10, 9.5);
+    CHECK(runs.run(58, 10, 9.5) <= 3);
+}
+
+TEST(what_is_expected_is_taken_first) {
+    Runs runs;
+    runs.expected = AlgorithmSelector::other;
+    CHECK(runs.run(16, 10, 20) == 16);
+    runs.run(64, 10, 20);
+    CHECK(runs.run(48, 10, 20) == 0);
 }
 
 TEST(sizes_are_told_apart) {
-    AlgorithmSelector selector;
-    run(selector, 100, 10, 20);
-    CHECK(run(selector, 100, 100, 50, 4 * size) > 50);
-    CHECK(run(selector, 20, 10, 20) < 10);
+    Runs runs;
+    runs.run(128, 10, 20);
+    CHECK(runs.run(128, 100, 50, 4 * size) > 50);
+    CHECK(runs.run(58, 10, 20) < 4);
+}
+
+TEST(ranks_take_the_same_way_when_it_is_timed) {
+    AlgorithmSelector one, two;
+    for (uint64_t number = 0; number < 1000; ++number) {
+        const auto mine = one.choose(size, number), peers = two.choose(7 * size, number);
+        CHECK(mine.timed == peers.timed && mine.way == peers.way);
+        if (!mine.timed) continue;
+        one.note(size, number, mine.way, 10 + 0.1 * static_cast<double>(number % 10));
+        two.note(7 * size, number, peers.way, 10);
+    }
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ def test_private_memory_goes_by_the_quicker_of_two_ways(launch: Launch, cma_perm
 
     def exchange(communicator: Communicator, n: int) -> tuple[bool, Counters]:
         before = counters(communicator)
-        for call in range(20):
+        for call in range(70):  # several trials
             expected = [np.arange(n * 2, dtype=np.int32) + call - 1000 * j for j in range(2)]
             out = np.full(n * 2 + 2, -7, np.int32)
             x = expected[communicator.rank]
@@ -97,7 +97,7 @@ def test_private_memory_goes_by_the_quicker_of_two_ways(launch: Launch, cma_perm
 
     for has_room, moved in launch(2, exchange, n):
         read, copied = moved["bytes_cma"], moved["bytes_inline"] + moved["bytes_staged"]
-        assert read + copied == 20 * 4 * n, moved
+        assert read + copied == 70 * 4 * n, moved
         if has_room and moved["bytes_cma"]:  # processes may not read each other's memory everywhere
             assert min(read, copied) >= 3 * 4 * n, moved
 

@@ -190,3 +190,31 @@ def exchange_and_leave(communicator: Communicator, rounds: int) -> None:
 def test_leaving_right_after_the_last_byte(ranks: Ranks) -> None:
     """A rank that has put its last bytes into the ring may leave before its peers have taken them."""
     ranks(4)(exchange_and_leave, 100)
+
+
+def change_ways(communicator: Communicator) -> None:
+    """Operators enough for several trials of each way, their data anywhere and of any size; new data each time."""
+    size, rank = communicator.size, communicator.rank
+    common, own = np.random.default_rng(SEED), np.random.default_rng([SEED, rank])
+    noise = common.integers(0, 256, 4 << 20, np.uint8)
+    for number in range(80):
+        most = int(common.choice([20, 300, 900, 1500])) << 10
+        counts = common.integers(0, most // size, (size, size))
+        begins = common.integers(0, 1 << 20, size)
+        data = [noise[begin : begin + n] for begin, n in zip(begins, counts.sum(axis=1), strict=True)]
+        x, out = data[rank], np.full(int(counts[:, rank].sum()), 0xA5, np.uint8)
+        if own.random() < 0.3:
+            x = alltoallv.empty(x.shape, x.dtype)
+            x[:] = data[rank]
+        if own.random() < 0.5:
+            out = alltoallv.empty(out.shape, out.dtype)
+        result = alltoallv.numpy.all_to_all_v(x, counts[rank], counts[:, rank], out=out, group=communicator)
+        begins = counts.cumsum(axis=1) - counts
+        wanted = [data[r][begins[r, rank] : begins[r, rank] + counts[r, rank]] for r in range(size)]
+        assert np.array_equal(result, np.concatenate(wanted)), f"seed {SEED}, operator {number}"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ways_that_are_timed_against_each_other(launch: Launch, size: int) -> None:
+    print(f"seed {SEED}")
+    launch(size, change_ways)

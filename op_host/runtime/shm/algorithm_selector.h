@@ -1,61 +1,80 @@
 /// \file algorithm_selector.h
-/// \brief Finds the faster of two ways by taking both now and then.
+/// \brief Finds the faster of two ways of moving data by taking both now and then.
 ///
-/// Which way of moving private memory is faster depends on the machine, on its present load and on the size, by factors
-/// of two in either direction.
+/// Which way is faster depends on the machine, on its present load and on the size, by factors of two in either
+/// direction, and neither the topology nor the caches that the system reports show it.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 namespace alltoallv {
 
 /// Decides per size, in powers of two. Not thread-safe.
+///
+/// The number of the operator says when a way is timed, so that all ranks take the same way at the same time: a rank's
+/// time is then what the way costs sender and receiver.
 class AlgorithmSelector {
   public:
     enum Way : unsigned char { usual, other };
+    struct Choice {
+        Way way = usual;
+        bool timed = false;  // its time is to be noted
+    };
 
-    /// Returns the way to take for this number of bytes.
-    Way choose(size_t bytes) {
-        Record& record = of(bytes);
-        const Way quicker = record.best(usual) <= record.best(other) ? usual : other;
-        if (record.left == 0) {
-            record.tries = !record.tries;
-            record.left = record.tries ? trial : until_next;
-            record.tried = quicker == usual ? other : usual;
-        }
-        --record.left;
-        return record.tries ? record.tried : quicker;
+    /// `worth_it`: what the unexpected way may take, of the expected one's time.
+    explicit AlgorithmSelector(double worth_it = 0.9) : worth_it_(worth_it) {}
+
+    /// Returns the way to take for this number of bytes in the operator of this number: the expected one, unless the
+    /// other is known to be quicker.
+    Choice choose(size_t bytes, uint64_t number, Way expected = usual) {
+        const Record& record = of(bytes);
+        const double times[] = {record.best(usual), record.best(other)};
+        const Way unexpected = expected == usual ? other : usual;
+        const bool known = std::max(times[usual], times[other]) < unknown;
+        const Way best = known && times[unexpected] < worth_it_ * times[expected] ? unexpected : expected;
+        const uint64_t place = place_of(number);
+        if (number < first_period || place >= 2 * trial) return {best, false};
+        // The expected way comes first, in caches that it has filled itself.
+        const Way tried = place < trial ? expected : unexpected;
+        const bool hopeless = known && times[tried] > 1.5 * times[best] && number / period % hopeless_windows != 0;
+        return hopeless ? Choice{best, false} : Choice{tried, true};
     }
 
-    /// Records how long they took by that way.
-    void note(size_t bytes, Way way, double nanoseconds) {
-        auto& last = of(bytes).last[way];
-        std::rotate(last.begin(), last.end() - 1, last.end());
-        last[0] = nanoseconds / static_cast<double>(bytes);
+    /// Records how long they took, where `choose` has asked for it.
+    void note(size_t bytes, uint64_t number, Way way, double nanoseconds) {
+        Times& times = of(bytes).times[way];
+        const uint64_t window = 1 + (number - place_of(number)) / first_period;
+        if (times.window != window) times = {window, unknown, times.now};
+        times.now = std::min(times.now, nanoseconds / static_cast<double>(bytes));
     }
 
   private:
-    static constexpr int trial = 3;        // calls by the slower way
-    static constexpr int until_next = 61;  // calls by the faster way, between trials
+    static constexpr double unknown = std::numeric_limits<double>::infinity();
+    static constexpr uint64_t trial = 3;          // operators in a row by each way
+    static constexpr uint64_t period = 64;        // operators from one trial to the next
+    static constexpr uint64_t first_period = 16;  // the same at the start; before the first trial memory is new
+    static constexpr uint64_t hopeless_windows = 8;
 
+    /// The least times per byte of the last two trials: an interruption makes single operators slower.
+    struct Times {
+        uint64_t window = 0;
+        double now = unknown, before = unknown;
+    };
     struct Record {
-        static constexpr double unknown = std::numeric_limits<double>::infinity();
+        std::array<Times, 2> times;
 
-        std::array<std::array<double, trial>, 2> last{{{unknown, unknown, unknown}, {unknown, unknown, unknown}}};
-        int left = trial;  // calls until a trial begins or ends
-        bool tries = false;
-        Way tried = usual;
-
-        /// Returns nanoseconds per byte: the minimum, because an interruption makes single calls slower.
-        double best(Way way) const { return *std::min_element(last[way].begin(), last[way].end()); }
+        double best(Way way) const { return std::min(times[way].now, times[way].before); }
     };
 
+    static uint64_t place_of(uint64_t number) { return number % (number < period ? first_period : period); }
     Record& of(size_t bytes) { return by_size_[static_cast<size_t>(std::bit_width(bytes))]; }
 
+    double worth_it_;
     std::array<Record, std::numeric_limits<size_t>::digits + 1> by_size_;
 };
 

@@ -39,12 +39,7 @@ void ShmCommunicator::copy_checked(const StridedRegion& to, const StridedRegion&
 void ShmCommunicator::copy_rows_in_turn() {
     if (copies_.empty()) return;
     size_t bytes = 0;
-    for (Copy& each : copies_) {
-        bytes += each.bytes;
-        if (each.stores != Stores::to_peer || !peer_writer_.streams()) continue;
-        each.stores = Stores::streaming;
-        peer_writer_.passed(each.bytes);
-    }
+    for (const Copy& each : copies_) bytes += each.bytes;
     const size_t shares = copy_threads_ ? copy_threads_->shares() : 1;
     if (shares > 1 && bytes >= shares * least_share)
         copy_threads_->run([&](size_t hand) { copy_share(hand, shares); });
@@ -79,12 +74,11 @@ void ShmCommunicator::copy_share(size_t share, size_t shares) {
 
 void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, Stores stores) {
     const size_t share = round_up((bytes + copy_threads_->shares() - 1) / copy_threads_->shares(), 4096);
-    const bool streams = stores == Stores::streaming || (stores == Stores::to_peer && peer_writer_.streams());
     copy_threads_->run([&](size_t hand) {
         const size_t begin = std::min(hand * share, bytes), end = std::min(begin + share, bytes);
         if (hand == 0) return copy_alone(to, from, end, stores);
         for (size_t at = begin; at < end && !control_->poisoned(); at += checked_chunk)
-            kernel::copy(to + at, from + at, std::min(checked_chunk, end - at), streams);
+            kernel::copy(to + at, from + at, std::min(checked_chunk, end - at), stores == Stores::streaming);
     });
     control_->throw_if_poisoned();  // a helper may have stopped
 }
@@ -93,16 +87,7 @@ void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Store
     for (size_t at = 0; at < bytes; at += checked_chunk) {
         control_->throw_if_poisoned();
         const size_t chunk = std::min(checked_chunk, bytes - at);
-        switch (stores) {
-            case Stores::ordinary:
-                std::memcpy(to + at, from + at, chunk);
-                break;
-            case Stores::streaming:
-                kernel::copy_streaming(to + at, from + at, chunk);
-                break;
-            case Stores::to_peer:
-                peer_writer_.copy(to + at, from + at, chunk);
-        }
+        kernel::copy(to + at, from + at, chunk, stores == Stores::streaming);
     }
 }
 
@@ -149,7 +134,7 @@ size_t ShmCommunicator::pump_out(Stream& stream) {
     if (chunk == 0) return 0;
     char* const place = ring_data(*stream.ring, produced);
     if (stream.local.run() >= chunk)
-        peer_writer_.copy(place, stream.local.at, chunk);
+        std::memcpy(place, stream.local.at, chunk);
     else
         copy_region({place}, stream.local, chunk);
     control_->signal(stream.ring->produced, produced + chunk);

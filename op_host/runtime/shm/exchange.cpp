@@ -14,6 +14,9 @@ constexpr size_t pushed_from = 4096;
 /// Bytes up to which two copies may be faster than the kernel's one.
 constexpr size_t copied_twice = size_t{1} << 20;
 
+/// Bytes from which stores that pass the caches may be faster than others.
+constexpr size_t maybe_streamed = size_t{64} << 10;
+
 /// Measures the time between `go_on` and `pause`, if it is on.
 class Stopwatch {
   public:
@@ -70,14 +73,25 @@ struct ShmCommunicator::Movement {
     char* output;
     std::span<const int64_t> recv_counts, rdispls;
     int64_t output_unit;
-    Stores own = Stores::ordinary, pushed = Stores::to_peer;
+    Stores stores = Stores::ordinary;  // of copies into private memory and into shared memory that is an output
     uint64_t moved = 0;
     bool touched = false, awaits = false;  // this rank uses a peer's memory, or a peer uses its memory
-    bool reads = false, is_read = false;   // by system calls
+    bool is_read = false;                  // by system calls
 };
 
-/// Fills the row except for its pairs.
-RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
+/// By which of two ways an exchange goes where both can do it.
+struct ShmCommunicator::Ways {
+    bool ring = false, at_once = false;  // between two ranks: through the ring, or from memory to memory
+    bool avoids_reads = false;           // private memory: two copies, not a system call
+    bool streams = false;                // stores pass the caches
+    // What is timed, if anything.
+    AlgorithmSelector* selector = nullptr;
+    size_t bytes = 0;
+    AlgorithmSelector::Way way = AlgorithmSelector::usual;
+};
+
+/// Fills the row except for its pairs, and chooses the ways.
+RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row, Ways& ways) {
     RowWords own_words;
     own_words.input = Arena::instance().locate(x.input, all.input_extent);
     if (x.recv_counts.empty()) {
@@ -86,11 +100,13 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         own_words.output = announce_output(x.output, all.output_extent);
     }
     if (is_strided(x)) own_words.flags |= row_strided;
+    ways = choose_ways(x, all, own_words);
+    if (ways.avoids_reads) own_words.flags |= row_avoids_reads;
     if (!x.moves)
         own_words.flags |= row_moves_nothing;
-    else if (uses_ring(all, own_words))
+    else if (ways.ring)
         own_words.flags |= row_in_ring;
-    else if (allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
+    else if (!ways.at_once && allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
         own_words.flags |= row_inline;
     else if (own_words.output.segment() != 0)
         give(own_words.output, x.recv_counts);
@@ -135,7 +151,7 @@ void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
             if (pair.source != last.source || pair.send_count != last.send_count || steps != last_steps) {
                 const auto bytes = static_cast<size_t>(pair.send_count * element);
                 if (data.run() >= bytes)
-                    peer_writer_.copy(payload + used, data.at, bytes);
+                    std::memcpy(payload + used, data.at, bytes);
                 else
                     copy_region({payload + used}, data, bytes);
                 last_offset = used;
@@ -170,20 +186,33 @@ Location ShmCommunicator::give(Location location, std::span<const int64_t> count
     return location;
 }
 
-/// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
-size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& own_words) const {
-    if (!chooses_ || !allows(Path::cma) || !x.moves || is_strided(x)) return 0;
-    if ((own_words.flags & row_learns) != 0 || own_words.output.segment() != 0) return 0;
-    if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
-    return exceeds_cache(all.read + all.written) ? 0 : all.from_peers;
-}
-
-/// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
-bool ShmCommunicator::uses_ring(const ExchangeSummary& all, const RowWords& own_words) {
-    if ((own_words.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
-    if (own_words.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
-    if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
-    return peer_writer_.streams();
+/// If ranks share processors, their times mean nothing; two copies are faster there.
+ShmCommunicator::Ways ShmCommunicator::choose_ways(const Exchange& x, const ExchangeSummary& all,
+                                                   const RowWords& own_words) {
+    using Selector = AlgorithmSelector;
+    const bool learns = (own_words.flags & row_learns) != 0, is_private = own_words.output.segment() == 0;
+    Ways ways;
+    ways.avoids_reads = reads_refused_;
+    ways.streams = exceeds_cache(all.read + all.written);
+    if (learns || !x.moves) return ways;
+    const bool rings = fits_ring(all.to_peers), times = chooses_ && control_->has_room();
+    const auto choose = [&](Selector& selector, size_t bytes, bool expected) {
+        const auto choice = selector.choose(bytes, control_->seq(), expected ? Selector::other : Selector::usual);
+        if (choice.timed) ways.selector = &selector, ways.bytes = bytes, ways.way = choice.way;
+        return choice.way == Selector::other;
+    };
+    const bool read_at_once = own_words.input.segment() != 0 || (allows(Path::cma) && !reads_refused_);
+    if (rings) {  // the peer's output is assumed to be like this one
+        const bool only = is_private && (is_strided(x) || !read_at_once);
+        ways.ring = only || !times ? is_private : choose(rings_[is_private], all.to_peers, is_private);
+        ways.at_once = times && !ways.ring;
+    } else if (is_private && !is_strided(x) && read_at_once && chooses_ && all.from_peers > 4 * options_.inline_bytes &&
+               all.from_peers <= copied_twice && !ways.streams) {
+        ways.avoids_reads = times ? choose(reads_, all.from_peers, false) : true;
+    } else if (times && all.written >= maybe_streamed) {
+        ways.streams = choose(streams_, all.written, ways.streams);
+    }
+    return ways;
 }
 
 /// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
@@ -234,14 +263,10 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     std::optional<ExchangeSummary> computed;
     const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
-    RowWords own_words = fill_row(x, all, row);
-    // If ranks share processors, their times mean nothing; two copies are faster there.
-    const size_t avoided_bytes = timed_bytes(x, all, own_words), timed = control_->has_room() ? avoided_bytes : 0;
-    if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
-        own_words.flags |= row_avoids_reads;
-    if (reads_refused_) own_words.flags |= row_avoids_reads;
+    Ways ways;
+    RowWords own_words = fill_row(x, all, row, ways);
     row.flags = own_words.flags;
-    Stopwatch watch(timed > 0);
+    Stopwatch watch(ways.selector != nullptr);
     fill_pairs(x, own_words.flags, row);
     watch.pause();
     control_->publish(row);
@@ -256,8 +281,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
 
     moving_ = true;
     Movement m(x, own_words, control_->seq());
-    const size_t written = learns ? learn_counts(m, row) : all.written;
-    if (exceeds_cache(all.read + written)) m.own = m.pushed = Stores::streaming;
+    if (learns ? exceeds_cache(all.read + learn_counts(m, row)) : ways.streams) m.stores = Stores::streaming;
     std::ranges::fill(pending_peers_, uint8_t{0});
     copies_.clear();
     outgoing_.clear();
@@ -271,8 +295,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     }
     copy_rows_in_turn();
     finish(m);
-    if (timed > 0)
-        reads_.note(timed, m.reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
+    if (ways.selector != nullptr) ways.selector->note(ways.bytes, m.seq, ways.way, watch.nanoseconds());
     if (m.is_read) promoter_.note(m.input, all.input_extent);
     return m.moved;
 }
@@ -282,7 +305,7 @@ void ShmCommunicator::keep_own(Movement& m) {
     if (n == 0) return;
     check_counts(rank(), rank(), m.x.send_counts[static_cast<size_t>(rank())], n);
     const size_t bytes = static_cast<size_t>(n) * m.element;
-    copy_checked(m.target(rank()), m.source(rank()), bytes, m.own);
+    copy_checked(m.target(rank()), m.source(rank()), bytes, m.stores);
     count(Path::self, bytes);
     m.moved += bytes;
 }
@@ -303,7 +326,7 @@ void ShmCommunicator::send_to(Movement& m, int to) {
             target = strided(to, control_->steps(control_->row(to))[rank()].target, bytes);
         target.at =
             address_of(to, &Row::output, receiver.output, receiver.pair.target, target.extent(bytes), m.x.send_counts);
-        copy_checked(target, m.source(to), bytes, m.pushed);
+        copy_checked(target, m.source(to), bytes, m.stores);
         count(path, bytes);
         m.touched = true;
     } else if (path == Path::staged) {
@@ -339,16 +362,13 @@ void ShmCommunicator::receive_from(Movement& m, int from) {
             if ((sender.flags & row_strided) != 0)
                 data = strided(from, control_->steps(control_->row(from))[rank()].source, bytes);
             data.at = address_of(from, &Row::input, sender.input, source, data.extent(bytes), m.recv_counts);
-            copy_checked(target, data, bytes, m.own);
+            copy_checked(target, data, bytes, m.stores);
             m.touched = true;
             break;
         }
         case Path::cma:
             m.touched = true;
-            if (read_peer(from, target.at, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
-                m.reads = true;
-                break;
-            }
+            if (read_peer(from, target.at, sender.input.offset() + static_cast<uint64_t>(source), bytes)) break;
             reads_refused_ = true;
             path = Path::staged;
             incoming_.push_back(stream);

@@ -60,8 +60,7 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options, const std::
     : ControlledCommunicator(options),
       chooses_(options.path == "auto"),
       allowed_(allowed_paths(options.path)),
-      probe_word_(probe_pattern),
-      peer_writer_(options.size == 2 ? 16.0 : 10.0) {
+      probe_word_(probe_pattern) {
     check_rank(options.rank, options.size);
     if (options.copy_threads < 0)
         throw invalid_param(1114,
@@ -213,7 +212,6 @@ void ShmCommunicator::leave() {
 void ShmCommunicator::begin_operator(double /*timeout*/) {
     output_ = nullptr;
     for (ShmPeer& peer : peers_) peer.segments.refresh();
-    peer_writer_.begin();
     scratch_writer_.begin();
     codes_writer_.begin();
 }

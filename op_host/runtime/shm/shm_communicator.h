@@ -54,7 +54,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     Stats stats() const override;
 
   private:
-    enum class Stores : uint8_t { ordinary, streaming, to_peer };
+    enum class Stores : uint8_t { ordinary, streaming };
     /// A copy between regions of which one lies in rows.
     struct Copy {
         StridedRegion to, from;
@@ -80,11 +80,11 @@ class ShmCommunicator final : public ControlledCommunicator {
 
     // exchange.cpp
     struct Movement;
+    struct Ways;
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
-    RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
+    RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row, Ways& ways);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
-    size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
-    bool uses_ring(const ExchangeSummary& all, const RowWords& mine);
+    Ways choose_ways(const Exchange& exchange, const ExchangeSummary& all, const RowWords& own_words);
     size_t inline_capacity(const RowWords& mine) const;
     size_t learn_counts(Movement& m, Row& row);
     void keep_own(Movement& m);
@@ -164,10 +164,12 @@ class ShmCommunicator final : public ControlledCommunicator {
     size_t output_bytes_ = 0;
     uint64_t put_ = 0;                 // end of what was last put into the ring to the other of two ranks
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
-    PeerWriter peer_writer_;           // what is quicker: a ring between two ranks, else streaming stores
     PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache
     PeerWriter codes_writer_{0.6};     // part of the own codes' speed
-    AlgorithmSelector reads_;          // private memory: a system call, or two copies with shared memory between
+    // What is quicker, at once or by the other way: the ring between two ranks, into shared and into private outputs;
+    // two copies of private memory with shared memory between; stores past the caches.
+    std::array<AlgorithmSelector, 2> rings_;
+    AlgorithmSelector reads_, streams_{0.75};  // who reads what has passed the caches waits for it
     HugepagePromoter promoter_;
     std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
     std::vector<Copy> copies_;
