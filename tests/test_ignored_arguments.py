@@ -9,8 +9,8 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[1]
 STAND_INS = {
-    "torch.distributed": "torch/api/distributed torch/api/p2p torch/process_group/backend torch/process_group/group"
-    " torch/process_group/functions torch/symm_mem",
+    "torch.distributed": "torch/api/collectives torch/api/reductions torch/api/p2p torch/process_group/backend"
+    " torch/process_group/group torch/process_group/functions torch/symm_mem",
     "mint.distributed": "mindspore/collectives mindspore/messages mindspore/exchange mindspore/mint/groups"
     " mindspore/mint/messages mindspore/mint/objects",
     "mindspore.communication": "mindspore/comm_func",

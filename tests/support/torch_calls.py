@@ -155,7 +155,8 @@ def calls(rank: int, size: int) -> dict[str, Call]:
 
     weight = torch.arange(8.0).view(2, 4)
     return {
-        **{name: plain(name) for name in at.__all__ if _takes_an_input(getattr(at, name))},
+        **{name: plain(name) for name in at.__all__ if _needed(getattr(at, name)) == ["input"]},
+        **{name: changed(name) for name in at.__all__ if _needed(getattr(at, name)) == ["tensor"]},
         "AllToAllVOperation": operation,
         "Plan": lambda device: at.Plan(sends, recvs, device=torch.device(device).type)(
             rows(device).view(-1)[: sum(sends)]
@@ -165,7 +166,6 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "ReshardPlan": reshard_plan,
         "all_gather": several(lambda device, outs: at.all_gather(outs, rows(device)), lambda: [4] * size),
         "all_gather_into_tensor": into("all_gather_into_tensor", (4 * size, 4), rows),
-        "all_reduce": changed("all_reduce"),
         "all_to_all": several(lambda device, outs: at.all_to_all(outs, list(rows(device).split(sends))), lambda: recvs),
         "all_to_all_nd": lambda device: at.all_to_all_nd(rows(device), 1, 0),
         "all_to_all_single": into("all_to_all_single", (4, 4), rows),
@@ -204,10 +204,10 @@ def calls(rank: int, size: int) -> dict[str, Call]:
     }
 
 
-def _takes_an_input(value: Any) -> bool:
-    """Whether a function can be called with an input alone."""
+def _needed(value: Any) -> list[str]:
+    """The arguments that a function must be given."""
     given = inspect.signature(value).parameters.values() if inspect.isfunction(value) else ()
-    return [each.name for each in given if each.default is each.empty] == ["input"]
+    return [each.name for each in given if each.default is each.empty]
 
 
 def _scattered(device: Any, rows: Callable[..., Tensor], size: int) -> Tensor:

@@ -11,7 +11,7 @@ from alltoallv.deep_ep import expert_rows
 from alltoallv.deep_ep.buffers import BaseBuffer, Tokens, as_tokens
 from alltoallv.deep_ep.handles import EPHandle
 from alltoallv.deep_ep.utils import EventOverlap
-from alltoallv.torch.api.distributed import barrier
+from alltoallv.torch.api.collectives import barrier
 from alltoallv.torch.eager import group as groups
 
 

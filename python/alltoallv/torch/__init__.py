@@ -20,14 +20,15 @@ from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
-from alltoallv.torch.api import dimensions, distributed, functions, linear, moe, p2p, resharding
+from alltoallv.torch.api import collectives, dimensions, functions, linear, moe, p2p, reductions, resharding
+from alltoallv.torch.api.collectives import *
 from alltoallv.torch.api.dimensions import *
-from alltoallv.torch.api.distributed import *
 from alltoallv.torch.api.functions import *
 from alltoallv.torch.api.linear import *
 from alltoallv.torch.api.moe import *
 from alltoallv.torch.api.p2p import *
 from alltoallv.torch.api.plan import Plan
+from alltoallv.torch.api.reductions import *
 from alltoallv.torch.api.resharding import *
 from alltoallv.torch.eager.group import from_group
 from alltoallv.torch.eager.received import Received
@@ -55,7 +56,8 @@ __all__ = [
     "nn",
 ]
 __all__ += dimensions.__all__
-__all__ += distributed.__all__
+__all__ += collectives.__all__
+__all__ += reductions.__all__
 __all__ += functions.__all__
 __all__ += linear.__all__
 __all__ += moe.__all__

@@ -30,16 +30,9 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api.distributed import (
-    all_gather_into_tensor,
-    all_reduce,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    reduce,
-    reduce_scatter_tensor,
-)
+from alltoallv.torch.api.collectives import all_gather_into_tensor, all_to_all_single, barrier, broadcast
 from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.reductions import all_reduce, reduce, reduce_scatter_tensor
 from alltoallv.torch.eager.group import AnyCommunicator, device_of, from_group
 from alltoallv.torch.eager.tensors import empty as in_arena
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
 import torch
@@ -20,14 +21,14 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator
-from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import Parameters
+from alltoallv.torch.eager.calls import AnyCommunicator, Operation
+from alltoallv.torch.eager.declaration import Collective, Parameters, Tensors
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.received import Received, counts_on_device
 from alltoallv.torch.eager.tensors import (
     as_input,
+    check_dtype,
     check_memory,
     check_output,
     check_tensor,
@@ -47,6 +48,15 @@ if TYPE_CHECKING:
     from alltoallv._calls.signature import ExchangeOptions
 
 __all__ = ["all_to_all_v", "exchange_counts"]
+
+
+@partial(Collective, outputs="out", inputs="input", updates=True)
+def _all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    out, x = outs[0], as_input("input", ins[0])
+    check_dtype("out", out, x.dtype)
+    sends, recvs, sdispls, rdispls = parameters.counts
+    request = _core.Request.all_to_all_v(comm.size, x.shape, sends, recvs, sdispls, rdispls, parameters.unit, out.shape)
+    return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
 class _AllToAllV(Protocol):
@@ -202,7 +212,7 @@ def all_to_all_v(
         call = None if seen else calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
     if call is None:
         parameters = Parameters(counts=counts[:4], unit=unit)
-        work = watched.collective(comm, COLLECTIVES["all_to_all_v"], [target], [x], parameters, limit, async_op)
+        work = watched.collective(comm, _all_to_all_v, [target], [x], parameters, limit, async_op)
         return (target, work) if async_op else target
     if wants_grad:
         call.result = ops.all_to_all_v.ran(target, *operands).view(shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.torch.api.distributed import rank_in
+from alltoallv.torch.api.calling import rank_in
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation, check_place
 from alltoallv.torch.eager.graphs import between_graphs, has_no_data

@@ -15,8 +15,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import Parameters
+from alltoallv.torch.eager.declaration import COLLECTIVES, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import check_contiguous, check_output, check_tensor, core_name, region
 from alltoallv.torch.graph import watched

@@ -1,8 +1,7 @@
 """Declares a collective as a row, from which everything follows that torch has of it.
 
-From a row follow the function in `torch.api.distributed`, what a graph has in its place (`torch.graph.traced`), the
-method of the backend (`torch.process_group.backend`) and, where it has a `Functional` form, the operator that returns a
-new tensor, with its fake and its gradient (`torch.graph.ops`).
+From a row follow what a graph has in its place (`torch.graph.traced`), and the method of the backend
+(`torch.process_group.backend`). The function that users call stands beside it, in `torch.api`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.group import AnyCommunicator
 
@@ -33,33 +31,9 @@ class Parameters(NamedTuple):
 
 
 NO_PARAMETERS = Parameters()
-Shape = Sequence[int]
 Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Parameters], Operation]
 # Of the core, outputs, inputs, parameters, timeout and async_op.
 AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Parameters, float | None, bool], Any]
-
-
-class Functional(NamedTuple):
-    """Describes how a collective returns a new tensor.
-
-    Attributes:
-        name: The operator's name.
-        shape: The output's shape, from the input's and what is ``parameters``.
-        gradient: The name of the operator that the output's gradient goes through, with what is ``parameters``.
-        parameters: The operator's arguments between the input and the group, in torch's words: the number of ranks.
-    """
-
-    name: str
-    shape: Callable[..., Shape]
-    gradient: str
-    parameters: str = "SymInt size, "
-
-
-def rows_of(shape: Shape) -> int:
-    """Returns the length of dimension 0, which an input that is divided, or part of an output, must have."""
-    if not len(shape):
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
-    return shape[0]
 
 
 class Method(NamedTuple):
@@ -87,7 +61,7 @@ COLLECTIVES: dict[str, Collective] = {}  # by name
 
 @dataclass(slots=True, eq=False)
 class Collective:
-    """Declares a collective: it decorates the function that prepares it, and is known by its name.
+    """Declares a collective: it decorates the function that prepares it, and has its name, without an underscore.
 
     Attributes:
         prepare: Given communicator, outputs, inputs and terms, checks them and returns what is ready to start.
@@ -97,8 +71,6 @@ class Collective:
         strict: Whether the function demands outputs that are contiguous.
         at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
             async_op the pair of it and the pending call; else None.
-        functional: The form that returns a new tensor, for which ``prepare`` also takes an input, and ``at_once`` makes
-            an output that is None.
         method: The form that process groups have, if torch.distributed has the collective.
     """
 
@@ -109,12 +81,11 @@ class Collective:
     updates: bool = False
     strict: bool = False
     at_once: AtOnce | None = None
-    functional: Functional | None = None
     method: Method | None = None
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = self.prepare.__name__
+        self.name = self.prepare.__name__.removeprefix("_")
         self.operator = self.operator or self.name
         COLLECTIVES[self.name] = self
 

@@ -8,12 +8,13 @@ transpose and each is the gradient of the other, so derivatives of every order e
   in the order of ranks;
 * elements of the output that no region covers pass nothing back.
 
-Collectives whose rows explain how they return a new tensor become operators by that (`eager.declaration.Functional`).
+The collectives that return a new tensor run what is declared of those that write into one (`_functional`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -21,17 +22,16 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, even_parts, overlap, packed
+from alltoallv._calls.counts import Layout, even_parts, even_split, overlap, packed
 from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import STATUS_SHAPE
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.launch import variables
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
-from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
+from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known_size
@@ -229,37 +229,63 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.linear(x.contiguous(), weight.contiguous())
 
 
-def _functional(row: Collective) -> Operator:
-    """Returns the operator of a collective that returns a new tensor."""
-    form = row.functional
-    at_once = row.at_once
-    assert form is not None
-    assert at_once is not None
+FUNCTIONAL: dict[str, Operator] = {}
+
+
+def _functional(
+    name: str, declared: str, shape: Callable[..., Sequence[int]], gradient: str, parameters: str = "SymInt size, "
+) -> Operator:
+    """Returns the operator of a collective that returns a new tensor.
+
+    Args:
+        name: The operator's name.
+        declared: The collective, whose ``prepare`` also takes an input, and whose ``at_once`` makes an output that is
+            None.
+        shape: The output's shape, from the input's and what is ``parameters``.
+        gradient: The name of the operator that the output's gradient goes through, with what is ``parameters``.
+        parameters: The operator's arguments between the input and the order, in torch's words: the number of ranks.
+    """
 
     def run(input: Tensor, *options: Any) -> Tensor:
-        comm = communicator_of(options[-1], input)
+        comm, row = communicator_of(options[-1], input), COLLECTIVES[declared]
         with guard(comm, row.operator):
-            shape = form.shape(input.shape, *options[:-2])
+            shape_out = shape(input.shape, *options[:-2])
             parameters = Parameters(order=variables.order("order", options[-2])) if options[-2] else NO_PARAMETERS
-        if comm.host_core is not None:
-            result = at_once(comm.host_core, [None], [input], parameters, None, False)
-            if result is not None:
-                return result if result.dim() == input.dim() else shaped(result, shape)  # a gather's is stacked
+        if comm.host_core is not None and row.at_once is not None:
+            result = row.at_once(comm.host_core, [None], [input], parameters, None, False)
+            if result is not None:  # a gather's is stacked
+                return result if result.dim() == input.dim() else shaped(result, shape_out)
         with guard(comm, row.operator):
             x = as_input("input", input)
-            out = calls.new_output(comm, shape, x)
+            out = calls.new_output(comm, shape_out, x)
             operation = row.prepare(comm, [out], [x], parameters)
         operation.run()
         return out
 
-    run.__name__ = form.name
-    return Operator(
+    run.__name__ = name
+    FUNCTIONAL[name] = Operator(
         run,
-        fake=lambda input, *options: input.new_empty(form.shape(input.shape, *options[:-2])),
-        gradient=lambda call, grad: FUNCTIONAL[form.gradient](grad, *call[1:]),
-        schema=f"(Tensor input, {form.parameters}str order, str group) -> Tensor",
+        fake=lambda input, *options: input.new_empty(shape(input.shape, *options[:-2])),
+        gradient=lambda call, grad: FUNCTIONAL[gradient](grad, *call[1:]),
+        schema=f"(Tensor input, {parameters}str order, str group) -> Tensor",
     )
+    return FUNCTIONAL[name]
 
 
-FUNCTIONAL = {row.functional.name: _functional(row) for row in COLLECTIVES.values() if row.functional is not None}
-all_gather, all_reduce, reduce_scatter = (FUNCTIONAL[name] for name in ("all_gather", "all_reduce", "reduce_scatter"))
+def rows_of(shape: Sequence[int]) -> int:
+    """Returns the length of dimension 0, which an input that is divided, or part of an output, must have."""
+    if not len(shape):
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
+    return shape[0]
+
+
+all_reduce = _functional("all_reduce", "all_reduce", lambda shape: shape, "all_reduce", "")
+all_gather = _functional(
+    "all_gather", "all_gather_into_tensor", lambda shape, size: (size * rows_of(shape), *shape[1:]), "reduce_scatter"
+)
+reduce_scatter = _functional(
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    lambda shape, size: (even_split("input", rows_of(shape), size)[0], *shape[1:]),
+    "all_gather",
+)

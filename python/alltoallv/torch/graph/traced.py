@@ -19,8 +19,7 @@ from alltoallv._calls.regions import check_untracked
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import Collective, Parameters
+from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.reductions import REDUCE_OPS
 from alltoallv.torch.eager.tensors import needs_grad, row_size

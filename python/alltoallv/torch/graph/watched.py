@@ -17,8 +17,7 @@ from torch import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import Collective, Parameters, Tensors
+from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters, Tensors
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.reductions import REDUCE_OPS

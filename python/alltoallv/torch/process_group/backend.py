@@ -30,15 +30,15 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import collectives as collectives  # declares them
+from alltoallv.torch.api import reductions as reductions
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
-from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation
-from alltoallv.torch.eager.collectives import MOVABLE
-from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
+from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, Collective, Method, Parameters
 from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.reductions import REDUCTIONS
-from alltoallv.torch.eager.tensors import PLAIN, Copies, as_plain
+from alltoallv.torch.eager.tensors import MOVABLE, PLAIN, Copies, as_plain
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.dispatched import active, dispatch
@@ -80,7 +80,7 @@ class AllToAllVGroup(EngineGroup):
 
         if active():
             return dispatch(self, "allgather_coalesced", output_lists, input_list, opts)
-        return self._each(collectives.all_gather, output_lists, [input_list], call, hand_over)
+        return self._each(COLLECTIVES["all_gather"], output_lists, [input_list], call, hand_over)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
         """Gathers into one tensor of the root, which has the ranks' tensors one after another (torch 2.14)."""
@@ -108,7 +108,7 @@ class AllToAllVGroup(EngineGroup):
         if device == "cpu" and active():
             return dispatch(self, "barrier", opts)
         if device == "cpu":
-            return self._run("barrier", collectives.barrier, [], [], opts, ())
+            return self._run("barrier", COLLECTIVES["barrier"], [], [], opts, ())
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -377,7 +377,7 @@ class _Devices(list[str]):
 
 
 def _register() -> None:
-    for row in collectives.COLLECTIVES.values():
+    for row in COLLECTIVES.values():
         if row.method is not None:
             _add(row, row.method)
     hide(AllToAllVGroup, EngineGroup, BackendWork, MessageWork, WorkList)
