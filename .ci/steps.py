@@ -232,9 +232,9 @@ def record(session: nox.Session, *modules: str) -> None:
 def uninstall(session: nox.Session, *packages: str) -> None:
     """Removes packages from the session's environment, those that are there."""
     if session.venv_backend == "uv":
-        session.run("uv", "pip", "uninstall", "--quiet", *packages, external=True)
+        session.run_install("uv", "pip", "uninstall", "--quiet", *packages, external=True)
     else:
-        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *packages)
+        session.run_install("python", "-m", "pip", "uninstall", "--yes", "--quiet", *packages)
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:
