@@ -4,7 +4,9 @@ A dispatch mode below autograd sees every operator of the thread (and of its bac
 torch_npu and the collectives of torch.distributed, and those that an operator of the program calls. A graph keeps them
 with their arguments; a replay calls them again on the same memory, runs nothing else of the program, and puts their
 results into the tensors that the capture returned. On a device a capture runs
-nothing, so memory from before the capture gets its old values back when the capture ends.
+nothing, so memory from before the capture gets its old values back when the capture ends. What a capture allocates
+lies in a pool of torch_npu's allocator, the graph's own or the one that it is given; as on a device the graph holds the
+pool, not the tensors, so that graphs which share a pool use its memory one after the other.
 
 An update (graph_task_update_begin, _end) calls a group of operators (graph_task_group_begin, _end) with other
 arguments; later replays use those, and still put the results where the capture put them. Where the capture waits for an
@@ -19,6 +21,7 @@ for when a capture ends, as on a device.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -84,9 +87,57 @@ def _address(tensor: torch.Tensor) -> int:
     return address
 
 
-def _as_it_is(tree: Any) -> Any:
-    """Returns the same memory in new tensors, since a program may change the shape of its own tensors in place."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), tree)
+def _not_owned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the same memory that does not keep it from being freed."""
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    memory = _native("_weak_ref_tensor")(whole).untyped_storage()
+    weak = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return weak.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _native(*names: str) -> Any:
+    """Returns a function of torch_npu's library, which not all releases call by the same name."""
+    library = importlib.import_module("torch_npu._C")
+    return next(getattr(library, name) for name in names if hasattr(library, name))
+
+
+def _without_values(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
+    """Returns what an operator gives for the shapes of its arguments: arguments that it returns, and fresh memory."""
+    if not func._schema.returns:
+        return None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        pairs.append((torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"), tensor))
+        return pairs[-1][0]
+
+    def result(shape: torch.Tensor) -> torch.Tensor:
+        returned = [tensor for other, tensor in pairs if other is shape]
+        memory = functools.partial(torch.empty_strided, dtype=shape.dtype, device=device)
+        return returned[0] if returned else memory(shape.size(), shape.stride())
+
+    asked = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+    shapes = func(*tree_map_only(torch.Tensor, stand_in, args), **tree_map_only(torch.Tensor, stand_in, kwargs) | asked)
+    return tree_map_only(torch.Tensor, result, shapes)
+
+
+class _Pool:
+    """Memory of torch_npu's allocator for one capture, which may share it with other graphs."""
+
+    def __init__(self, number: tuple[int, int] | None) -> None:
+        self.number = number or torch.npu.graph_pool_handle()
+        self.device = torch.device("npu", torch.npu.current_device())
+        self._release = _native("_npu_releasePool")
+        _native("_npu_beginAllocateToPool")(self.device.index, self.number)
+
+    def end(self) -> None:
+        """From now on memory comes from elsewhere."""
+        _native("_npu_endAllocateToPool", "_npu_endAllocateCurrentStreamToPool")(self.device.index, self.number)
+
+    def release(self) -> None:
+        """Gives the memory back, once no other graph has the pool and no tensor lies in it."""
+        self._release(self.device.index, self.number)
 
 
 class _Streams:
@@ -119,16 +170,15 @@ class _Recorder(modes.TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, pool: _Pool | None = None) -> None:
         super().__init__()
+        self.pool = pool
         self.calls: list[_Call | list[_Call] | _Wait] = []
         self._rest: Iterator[None] = iter(())  # rest of a replay that waits
         self.stream: Any = None  # stream of the replay
         self._streams = _Streams()
         self._inside = 0  # operators that are being called
-        # By address: memory that the capture made, which is the graph's as in a pool of its own, also where the program
-        # keeps no tensor of it.
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()  # addresses of memory that the capture made
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and its values before the capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,25 +192,41 @@ class _Recorder(modes.TorchDispatchMode):
         inputs = {_address(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
-        call = func, _as_it_is(args), _as_it_is(kwargs)
+        call = func, self._kept(args), self._kept(kwargs)
         before, of_program = len(self.calls), _is_of_program(func)
         if of_program:
             with self:  # what it calls is recorded in its place, if there is anything
                 results = torch.library.get_kernel(func.name(), "PrivateUse1").call_boxed(_KEYS, *args, **kwargs)
         else:
             with self._calling(func.namespace == "c10d"):
-                results = func(*args, **kwargs)
-        fresh = [
-            (index, leaf.detach())
+                results = self._run(func, args, kwargs, inputs)
+        returned = [
+            (index, leaf)
             for index, leaf in enumerate(tree_leaves(results))
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in inputs
         ]
-        self._made.update((_address(tensor), tensor) for _, tensor in fresh)
+        self._made.update(filter(None, (_address(tensor) for _, tensor in returned)))
+        fresh = [(index, self._kept(tensor)) for index, tensor in returned]
         seen = len(self.calls) > before or (of_program and _is_in_python(func))  # all that it does is recorded
         if not seen and _computes(func, bool(fresh)):
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())
         return results
+
+    def _run(self, func: Any, args: Any, kwargs: Any, inputs: set[int]) -> Any:
+        """Calls an operator, whose arguments may be what a program gives values before a replay only.
+
+        Where those of now are none that the operator takes, its results have the shapes that it gives without values.
+        """
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if self.pool is None or not inputs & self._made or func.namespace in _COMMUNICATING:
+                raise
+            try:
+                return _without_values(func, args, kwargs, self.pool.device)
+            except Exception:
+                raise error from None
 
     @contextlib.contextmanager
     def _calling(self, queues: bool) -> Iterator[None]:
@@ -198,12 +264,25 @@ class _Recorder(modes.TorchDispatchMode):
         self.calls[begin:] = [group]
         return group
 
+    def _kept(self, tree: Any) -> Any:
+        """Returns the same memory in new tensors, since a program may change the shape of its own tensors in place.
+
+        What lies in the pool they do not own: the program may free it there, for what it does later.
+        """
+
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            in_pool = self.pool is not None and tensor.device == self.pool.device and _address(tensor) in self._made
+            owned = not in_pool or tensor.is_conj() or tensor.is_neg()
+            return tensor.detach() if owned else _not_owned(tensor)
+
+        return tree_map_only(torch.Tensor, kept, tree)
+
     def _keep(self, tensor: torch.Tensor) -> None:
         address = _address(tensor)
         if address and address not in self._made and address not in self._before:
             storage = tensor.untyped_storage()
             memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._before[address] = memory, memory.clone()
+            self._before[address] = memory, memory.cpu()  # not in the pool
 
     def restore(self) -> None:
         """Gives memory from before the capture its old values. From then on nothing of the capture is on any stream."""
@@ -333,7 +412,8 @@ def _begin(self: Any, pool: Any = None, capture_error_mode: str = "global", repo
         raise RuntimeError(
             "an NPUGraph is captured on the default stream, expected another one (torch.npu.graph has one)"
         )
-    recorder = _graphs[id(self)] = _Recorder()
+    _reset(self)
+    recorder = _graphs[id(self)] = _Recorder(_Pool(pool))
     _capturing.append(recorder)
     _below_others(recorder.__enter__)
     alltoallv_emulator.set_option("capturing", 1)
@@ -354,6 +434,7 @@ def _end(self: Any) -> None:
     _begins.clear()
     _below_others(lambda: recorder.__exit__(None, None, None))
     alltoallv_emulator.set_option("capturing", 0)
+    recorder.pool.end()
     recorder.restore()
     try:
         recorder.check_joined()
@@ -385,7 +466,17 @@ def _replay(self: Any) -> None:
 
 
 def _reset(self: Any, graphs: dict[int, _Recorder] = _graphs) -> None:  # the module may be gone at exit
-    graphs.pop(id(self), None)
+    recorder = graphs.pop(id(self), None)
+    if recorder is not None:
+        recorder.calls.clear()
+        recorder.pool.release()
+
+
+def _pool(self: Any) -> tuple[int, int]:
+    recorder = _graphs.get(id(self))
+    if recorder is None:
+        raise RuntimeError("NPUGraph.pool is called, expected a capture before")
+    return recorder.pool.number
 
 
 def _task_begin(stream: Any) -> None:
@@ -468,7 +559,7 @@ def install() -> None:
     module: Any = importlib.import_module("torch_npu.npu.graphs")
     base = module._NPUGraph
     base.capture_begin, base.capture_end, base.replay, base.reset = _begin, _end, _replay, _reset
-    base.pool = lambda self: (0, id(self))
+    base.pool = _pool
     base.__del__ = _reset
     for name in _REFUSED:
         setattr(base, name, _refusal(name))

@@ -84,8 +84,75 @@ def test_memory_of_a_capture_stays_the_graphs(rank: int, size: int) -> None:
     with torch.npu.graph(graph, stream=stream):
         made = addresses(3)
     assert not made & addresses(8)
+    torch.npu.empty_cache()
+    reserved = torch.npu.memory_reserved()
     graph.reset()
-    assert made & addresses(12)  # the addresses of the line before among them
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() <= reserved - 3 * 4 * elements
+
+
+@on_ranks(1, communicator=False)
+def test_graphs_of_one_pool_use_its_memory_one_after_the_other(rank: int, size: int) -> None:
+    """As on a device: what a capture has freed is there for what it does later, and for the next graph."""
+    device = use_device(rank)
+    graphs, stream = [torch.npu.NPUGraph() for _ in range(2)], torch.npu.Stream()
+    x, results, places = torch.arange(1024.0, device=device), [], []
+    for graph in graphs:
+        with torch.npu.graph(graph, stream=stream, pool=graphs[0].pool() if results else None):
+            places.append({(middle := x + 1).data_ptr()})
+            results.append(middle * 2)
+            del middle
+            places[-1].add((x + 3).data_ptr())
+    assert places[0] == places[1]
+    assert len(places[0]) == 1
+    assert results[0].data_ptr() != results[1].data_ptr()
+    assert graphs[0].pool() == graphs[1].pool() != torch.npu.graph_pool_handle()
+    x.fill_(5)
+    for graph, result in zip(graphs, results, strict=True):
+        graph.replay()
+        assert result.tolist() == [12] * 1024
+    graphs[0].reset()
+    assert "expected a capture before" in str(caught(graphs[0].pool))
+    x.fill_(6)
+    graphs[1].replay()
+    assert results[1].tolist() == [14] * 1024
+
+
+@on_ranks(1, communicator=False)
+def test_values_may_come_after_the_capture(rank: int, size: int) -> None:
+    """As where torch_npu's backends for torch.compile copy a graph's inputs to memory that the capture made."""
+    device = use_device(rank)
+    table, graph = torch.arange(12.0, device=device).view(4, 3), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        places = torch.empty(2, dtype=torch.int64, device=device)
+        rows = torch.nn.functional.embedding(places, table) * 2
+        table.index_add_(0, places, torch.ones(2, 3, device=device))
+    places.copy_(torch.tensor([3, 1]))
+    graph.replay()
+    assert rows.tolist() == [[18, 20, 22], [6, 8, 10]]
+    assert table.tolist() == [[0, 1, 2], [4, 5, 6], [6, 7, 8], [10, 11, 12]]
+    places.fill_(4)
+    assert isinstance(caught(graph.replay), IndexError)
+
+
+@on_ranks(1, communicator=False)
+def test_memory_of_a_pool_is_as_it_was_at_a_checkpoint(rank: int, size: int) -> None:
+    """As torch_npu's backends for torch.compile set it, so that graphs of several sizes have one memory."""
+    device = use_device(rank)
+    native, graphs = importlib.import_module("torch_npu._C"), [torch.npu.NPUGraph() for _ in range(3)]
+    number, stream, x = torch.npu.graph_pool_handle(), torch.npu.Stream(), torch.ones(4096, device=device)
+    results, states = [], []
+    for graph in graphs:
+        if len(states) > 1:
+            stale = results.pop()
+            native._npu_setCheckpointPoolState(device.index, states[0], [stale.untyped_storage()._cdata], [])
+        with torch.npu.graph(graph, stream=stream, pool=number):
+            if states:
+                results.append((x + 1) * 2)
+        states.append(native._npu_getCheckpointState(device.index, number))
+    x.fill_(2)
+    graphs[2].replay()
+    assert results[0].tolist() == [6] * 4096
 
 
 @on_ranks(1, communicator=False)

@@ -73,6 +73,32 @@ def test_a_graph_replays_what_it_has_captured(rank: int, size: int) -> None:
 
 
 @on_ranks(1, communicator=False)
+def test_a_replay_asks_the_program_nothing(rank: int, size: int) -> None:
+    """Not for the address of what it gave a kernel either, as a device has that from the capture."""
+    device, asked = use_device(rank), [0]
+
+    class Wrapper:
+        dtype = torch.float32
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def data_ptr(self) -> int:
+            asked[0] += 1
+            return self.tensor.data_ptr()
+
+    x, out = torch.ones(100, device=device), torch.zeros(100, device=device)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        kernels.add[(1,)](Wrapper(x), x, out, 100, BLOCK=128)
+    before = asked[0]
+    x.fill_(4)
+    graph.replay()
+    assert out.tolist() == [8.0] * 100
+    assert asked[0] == before
+
+
+@on_ranks(1, communicator=False)
 def test_arithmetic_has_the_bits_of_its_dtype(rank: int, size: int) -> None:
     device = use_device(rank)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

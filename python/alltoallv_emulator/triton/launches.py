@@ -49,7 +49,7 @@ def launch(name: str, program: Any, grid: tuple[int, int, int], arguments: Seque
     if stream != torch.npu.current_stream().npu_stream:
         torch.npu.synchronize()
     number = next(_numbers)
-    _launches[number] = functools.partial(_call, name, program, grid, list(arguments))
+    _launches[number] = functools.partial(_call, name, program, grid, program.values(arguments))
     try:
         _operator(number, tensors)
     finally:
@@ -57,9 +57,9 @@ def launch(name: str, program: Any, grid: tuple[int, int, int], arguments: Seque
             del _launches[number]
 
 
-def _call(name: str, program: Any, grid: tuple[int, int, int], arguments: list[Any]) -> None:
+def _call(name: str, program: Any, grid: tuple[int, int, int], values: list[Any]) -> None:
     try:
-        program.run(grid, arguments)
+        program.run(grid, values)
     except Exception as error:
         error.add_note(f"in the Triton kernel {name}")
         raise

@@ -36,11 +36,14 @@ class Program:
         for function in functions:
             exec("\n".join(_Translator(function, self._constants).lines), self._constants)
 
-    def run(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+    def values(self, arguments: Sequence[Any]) -> list[Any]:
+        """Returns what `run` takes for the arguments of a launch: addresses and numbers, no objects of the caller."""
+        return [_argument(value, kind) for value, kind in zip(arguments, self.arguments, strict=True)]
+
+    def run(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
         """Runs all programs of the grid, one after the other, x first."""
         memory = Memory()
         function = self._constants[_identifier(self.kernel.name)]
-        values = [_argument(value, kind) for value, kind in zip(arguments, self.arguments, strict=True)]
         with np.errstate(all="ignore"):
             for z in range(grid[2]):
                 for y in range(grid[1]):
