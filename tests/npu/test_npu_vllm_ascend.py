@@ -53,6 +53,12 @@ def test_its_extension_module(rank: int, size: int, tmp_path: Path) -> None:
     assert counts.tolist() == [2, 1, 2, 1]
     assert rows.tolist() == tokens[[0, 2, 2, 0, 1, 1]].tolist()
     assert places.tolist() == [3, 0, 5, 4, 1, 2]
+    other = ops.npu_moe_init_routing_custom(
+        tokens.to(device), ids.to(device), active_num=6, active_expert_range=[0, 4],
+        **options | {"expert_tokens_num_flag": False},
+    )  # fmt: skip
+    assert [torch.equal(a, b) for a, b in zip(results, other, strict=True)] == [True, True, False, True]
+    assert other[2].shape == counts.shape
     fakes = [each.to("meta") for each in (tokens, ids)]
     shapes = ops.npu_moe_init_routing_custom(*fakes, active_num=6, active_expert_range=[0, 4], **options)
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
@@ -229,6 +235,10 @@ def test_operators_of_one_npu(rank: int, size: int, tmp_path: Path) -> None:
     left, right = random(3, 2, 5), random(2, 5, 4)
     _, given = call("batch_matmul_transpose", left, right, torch.zeros(3, 2, 4))
     equal(given[2], torch.stack([left[:, i].double() @ right[i].double() for i in range(2)], 1))
+    for dtype in (torch.float16, torch.bfloat16):  # vllm-ascend's own test takes these bits alone
+        left, right = random(10, 20, 30).to(dtype), random(20, 30, 40).to(dtype)
+        _, given = call("batch_matmul_transpose", left, right, torch.zeros(10, 20, 40, dtype=dtype))
+        assert torch.equal(given[2], torch.bmm(left.transpose(0, 1), right).transpose(0, 1))
 
     # Adapters: the first two rows have number 1, the next three none, the last number 0.
     of_rows, of_parts, lengths = torch.tensor([1, 1, -1, -1, -1, 0]), torch.tensor([1, -1, 0]), torch.tensor([2, 3, 1])

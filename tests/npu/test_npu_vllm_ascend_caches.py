@@ -108,6 +108,7 @@ def test_hash_codes_of_a_cache(rank: int, size: int, tmp_path: Path) -> None:
         arguments = [query, keys, None, chosen, lengths, torch.full((3,), 64), 256, 1, 1, None, table, mask, before]
         result, given = call("npu_hamming_dist_top_k", *arguments)
         assert torch.equal(result, given[-1])
+        places, _ = call("npu_hamming_dist_top_k", *arguments[:9], 1, *arguments[10:])
         wanted = before.clone()
         wanted[2] = table[2]
         for sequence in range(2):
@@ -119,9 +120,9 @@ def test_hash_codes_of_a_cache(rank: int, size: int, tmp_path: Path) -> None:
                 best[0] = best[-1] = 10**6
                 order = sorted(range(len(blocks)), key=lambda block: -best[block])[:3]
                 wanted[sequence, head, : len(order)] = torch.tensor([blocks[at] for at in sorted(order)])
+                assert places[sequence, head, : len(order)].tolist() == order
         assert torch.equal(result, wanted)
-    with pytest.raises(NotImplementedError, match="npu_hamming_dist_top_k: support_offload is 1"):
-        call("npu_hamming_dist_top_k", *arguments[:9], 1, *arguments[10:])
+        assert torch.equal(places[2], wanted[2])
 
 
 @on_ranks(1, communicator=False)

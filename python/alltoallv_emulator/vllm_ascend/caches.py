@@ -172,6 +172,7 @@ def _hamming_top_k(
     chunk_size: Tensor | None,
     sink: int | None,
     recent: int | None,
+    support_offload: int | None,
     key_block_table: Tensor | None,
     mask: Tensor | None,
     indices: Tensor | None,
@@ -180,7 +181,8 @@ def _hamming_top_k(
 
     The bits, 1 and -1, of a group's query heads are added up, and halved for 16; 8 counts 7. The first ``sink`` blocks
     and the last ``recent`` ones are always chosen. Returns their numbers in ``indices``, in the order of the sequence;
-    of sequences that ``mask`` leaves out, the first numbers of the table.
+    with ``support_offload`` their places in the sequence, the most like first. Of sequences that ``mask`` leaves out it
+    returns the first numbers of the table.
     """
     table = present(key_block_table, "key_block_table", "the blocks of each sequence")
     chosen = present(indices, "indices", "a tensor for the result")
@@ -204,8 +206,8 @@ def _hamming_top_k(
         like[:, : sink or 0] = torch.inf
         like[:, max(len(blocks) - (recent or 0), 0) :] = torch.inf
         best = like.sort(dim=-1, descending=True, stable=True).indices[:, : min(int(k[number]), most)]
-        best = best.sort(-1).values
-        chosen[number, :, : best.size(1)] = blocks[best].to(chosen.dtype)
+        found = best if support_offload else blocks[best.sort(-1).values]
+        chosen[number, :, : best.size(1)] = found.to(chosen.dtype)
     return chosen
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +14,25 @@ from alltoallv.npu_ops.layers import add_rms_norm
 from alltoallv.npu_ops.moe import gating_top_k, gating_top_k_hash, init_routing_v2
 from alltoallv.npu_ops.parallel_matmuls import mm_all_reduce_base
 from alltoallv.npu_ops.quantization import dequant_swiglu_quant, grouped_matmul_swiglu_quant_v2
-from alltoallv.npu_ops.registry import expect, renamed
+from alltoallv.npu_ops.registry import expect, renamed, takes
 from alltoallv_emulator.vllm_ascend import Table
 
 
 def _gating_top_k_shapes(x: Tensor, k: int, *options: object, **more: object) -> tuple[Tensor, Tensor, Tensor]:
     chosen = x.new_empty((len(x), k))
     return chosen, chosen.to(torch.int32), x.float()
+
+
+_UNWRITTEN = int.from_bytes(b"\xa5" * 8, "little", signed=True)
+
+
+def _init_routing_custom(**given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Routes as ``npu_moe_init_routing_v2``; without ``expert_tokens_num_flag`` nothing writes the numbers of rows."""
+    rows, index, counts, scales = init_routing_v2(**given | {"expert_tokens_num_flag": True})
+    return rows, index, counts if given["expert_tokens_num_flag"] else torch.full_like(counts, _UNWRITTEN), scales
+
+
+takes(_init_routing_custom, *inspect.signature(init_routing_v2).parameters)
 
 
 def _init_routing_custom_shapes(
@@ -123,7 +137,7 @@ OPERATORS: Table = {
     " int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0,"
     " bool expert_tokens_num_flag=False, int quant_mode=0, int[2] active_expert_range=[], int row_idx_type=0)"
     " -> (Tensor expanded_x, Tensor expanded_row_idx, Tensor expert_tokens, Tensor expanded_scale)": (
-        init_routing_v2,
+        _init_routing_custom,
         _init_routing_custom_shapes,
     ),
     "moe_gating_top_k(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type,"

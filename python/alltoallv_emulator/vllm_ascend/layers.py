@@ -53,8 +53,8 @@ def _partial_rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, par
 
 
 def _batch_matmul_transpose(tensor_a: Tensor, tensor_b: Tensor, tensor_c: Tensor) -> None:
-    """Writes the products of tensor_a[:, i] and tensor_b[i] to tensor_c[:, i]."""
-    tensor_c.copy_(torch.einsum("mbk,bkn->mbn", tensor_a.float(), tensor_b.float()))
+    """Writes the products of tensor_a[:, i] and tensor_b[i] to tensor_c[:, i], with the bits of torch.bmm."""
+    tensor_c.copy_(torch.bmm(tensor_a.transpose(0, 1), tensor_b).transpose(0, 1))
 
 
 def _lora_products(x: Tensor, weight: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
