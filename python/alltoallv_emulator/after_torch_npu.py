@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -16,6 +17,8 @@ from importlib.metadata import version
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+
+from alltoallv_emulator import PACKAGES
 
 __all__ = ["watch"]
 
@@ -34,6 +37,7 @@ def _unfreeze() -> None:
 
 
 _VLLM = "vllm_ascend.vllm_ascend_C"
+_TORCHAIR = {f"torchair.core._{name}" for name in ("abi_compat_ge_apis", "npu_graph_executor", "npu_utils", "torchair")}
 _CANN = {
     f"triton.language.extra.cann{name}": f"cann/{file}.py"
     for name, file in (("", "__init__"), (".extension", "extension"), (".libdevice", "libdevice"))
@@ -44,8 +48,15 @@ class _AfterTorchNpu(MetaPathFinder):
     """Finds torch_npu and Triton's backends as usual, and installs what the emulator has once they are imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ("torch", "torch_npu", "triton.backends", _VLLM, *_CANN):
+        if name in PACKAGES and name in os.environ.get("ALLTOALLV_EMULATOR_WITH", "").split():
+            folder = Path(__file__).with_name(name)
+            return PathFinder.find_spec(name, path, target) or spec_from_file_location(
+                name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+        if name not in ("torch", "torch_npu", "triton.backends", _VLLM, *_CANN, *_TORCHAIR):
             return None
+        if name in _TORCHAIR:  # its own need CANN
+            return spec_from_file_location(name, Path(__file__).with_name("torchair_core.py"))
         if name == "torch_npu":
             _check_build()
         spec = PathFinder.find_spec(name, path, target)

@@ -172,7 +172,7 @@ class _Recorder(modes.TorchDispatchMode):
 
     def __init__(self, pool: _Pool | None = None) -> None:
         super().__init__()
-        self.pool = pool
+        self.pool: Any = pool  # None for an update
         self.calls: list[_Call | list[_Call] | _Wait] = []
         self._rest: Iterator[None] = iter(())  # rest of a replay that waits
         self.stream: Any = None  # stream of the replay

@@ -19,7 +19,7 @@ from alltoallv.npu_ops.moe_exchange import Precision
 from alltoallv.npu_ops.quantization import bounded, quantize_rows
 from alltoallv.npu_ops.registry import Refused, expect, present
 
-__all__ = ["dispatch_ffn_combine", "dispatch_gmm_combine_decode"]
+__all__ = ["dispatch_ffn_combine", "dispatch_gmm_combine_decode", "mega_moe"]
 
 
 def _matrices(
@@ -264,4 +264,43 @@ def dispatch_gmm_combine_decode(
     return _exchanged(
         "dispatch_gmm_combine_decode", experts, x, ids, expert_scales, x_active_mask, weights,
         lambda choices: travels.rows(experts, x, ids, choices), 0.0, None, same,
+    )  # fmt: skip
+
+
+def mega_moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    l1_weights: list[Tensor],
+    l2_weights: list[Tensor],
+    l1_weights_sf: list[Tensor],
+    l2_weights_sf: list[Tensor],
+    l1_bias: list[Tensor],
+    l2_bias: list[Tensor],
+    x_active_mask: Tensor | None,
+    group: str,
+    num_experts: int,
+    max_recv_token_num: int,
+    dispatch_quant_mode: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the tokens, and how many rows each of this rank's experts got: CANN's form of `dispatch_ffn_combine`."""
+    peers, local = groups.named(group), sum(len(part) if part.dim() == 3 else 1 for part in l1_weights)
+    held = f"{local * peers.size}, as many as the ranks hold"
+    expect(num_experts == local * peers.size, "num_experts", num_experts, held)
+    expect(((topk_ids >= 0) & (topk_ids < num_experts)).all(), "topk_ids", topk_ids.tolist(), "numbers of experts")
+    mode = 0 if l1_weights[0].dtype in (torch.bfloat16, torch.float16) else 2
+    expect(dispatch_quant_mode == mode, "dispatch_quant_mode", dispatch_quant_mode, f"{mode}, for these weights")
+    scale1, scale2 = (
+        [each.view(torch.int64) if each.dtype == torch.uint64 else each for each in part]
+        for part in (l1_weights_sf, l2_weights_sf)
+    )
+    most = max_recv_token_num or len(x) * peers.size * min(topk_ids.size(1), local)
+    results = torch.empty_like(x), torch.empty(local, dtype=torch.int32)
+    mask = None if x_active_mask is None else x_active_mask.bool()
+    if mode == 0:  # the other operator has no mask for these weights: it drops the choices of number num_experts
+        topk_ids = topk_ids if mask is None else topk_ids.masked_fill(~mask.unsqueeze(1), num_experts)
+        mask = None
+    return dispatch_ffn_combine(
+        x, l1_weights, l2_weights, topk_ids.int(), scale1, scale2, l1_bias, l2_bias, topk_weights, group, most,
+        *results, mask, 0.0,
     )  # fmt: skip

@@ -99,6 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
     )
+    parser.add_argument(
+        "--with",
+        dest="packages",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="let programs find this package of CANN's, with --emulate-npu: cann_ops_transformer (repeatable)",
+    )
     parser.add_argument("program", help="a Python script, an installed one such as pytest, or with -m a module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     rest.required = False  # Python 3.11 and older say otherwise
@@ -133,11 +141,18 @@ def main(args: argparse.Namespace) -> int:
         say(f"--stdin is {args.stdin}, expected a rank from 0 to {args.nprocs * args.nnodes - 1}")
         return 2
     variables = dict(os.environ)
+    if args.packages and not args.emulate_npu:
+        say("--with is given without --emulate-npu, which it belongs to")
+        return 2
     if args.emulate_npu:
         import alltoallv_emulator as emulator  # only here: it needs libraries that a build may lack
 
+        if unknown := [name for name in args.packages if name not in emulator.PACKAGES]:
+            say(f"--with is {unknown[0]!r}, expected one of {', '.join(emulator.PACKAGES)}")
+            return 2
         try:
-            variables = emulator.environment(devices=max(args.nprocs, emulator.DEFAULT_DEVICES))
+            devices = max(args.nprocs, emulator.DEFAULT_DEVICES)
+            variables = emulator.environment(devices=devices, packages=args.packages)
         except FileNotFoundError as error:
             say(str(error))
             return 2
