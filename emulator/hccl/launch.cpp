@@ -58,7 +58,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     }
     const double timeout = comm.exec_timeout();
     if (l.run)
-        run_agreed(comm.core(), l.agreed, timeout, [&](const Turn& turn) { l.run(comm, turn); });
+        run_agreed(comm.core(), l.agreed, timeout, [&](const OperatorCall& call) { l.run(comm, call); });
     else
         run_messages(comm, l.messages, timeout);
     if (fault && fault->action == Action::zeros)
@@ -110,10 +110,10 @@ void enqueue(Checked call) {
 }
 
 /// Throws Failure(HCCL_E_PARA) if the ranks have given different values.
-void compare(Communicator& core, const Agreed& mine, double timeout) {
+void compare(Communicator& core, const Agreed& agreed, double timeout) {
     std::vector<Agreed> all(static_cast<size_t>(core.size()));
     const Request request = gather_request(OpKind::all_gather, core.size(), sizeof(Agreed));
-    core.exchange(request.exchange(DType::uint8, &mine, all.data()), timeout);
+    core.exchange(request.exchange(DType::uint8, &agreed, all.data()), timeout);
     const auto differs = [](size_t j, const char* what, const auto& first, const auto& other) {
         throw Failure(HCCL_E_PARA, "the ranks disagree: ", what, " is ", first, " on rank 0 and ", other, " on rank ",
                       j);
@@ -196,12 +196,14 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
     }
 }
 
-void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call) {
-    const std::string terms = joined(mine.function, " ", mine.type, " ", mine.op, " ", mine.root, " ", mine.count);
+void run_agreed(Communicator& core, const Agreed& agreed, double timeout,
+                const std::function<void(const OperatorCall&)>& run) {
+    const std::string terms =
+        joined(agreed.function, " ", agreed.type, " ", agreed.op, " ", agreed.root, " ", agreed.count);
     try {
-        call({static_cast<int64_t>(std::hash<std::string>{}(terms)), timeout});
+        run({static_cast<int64_t>(std::hash<std::string>{}(terms)), timeout});
     } catch (const Error& error) {
-        if (error.kind() == ErrorClass::peer_mismatch) compare(core, mine, timeout);  // on all ranks
+        if (error.kind() == ErrorClass::peer_mismatch) compare(core, agreed, timeout);  // on all ranks
         throw;
     }
 }

@@ -31,7 +31,7 @@ struct Agreed {
 };
 
 /// What the core needs for an operator.
-struct Turn {
+struct OperatorCall {
     int64_t terms;  ///< a digest of Agreed, as the operator's root: the core compares it among the ranks
     double timeout;
 };
@@ -52,7 +52,7 @@ struct Launch {
     std::vector<Region> inputs{};   ///< read
     std::vector<Region> outputs{};  ///< written
     /// Runs on the stream, as one operator of the communicator's core.
-    std::function<void(Comm& comm, const Turn& turn)> run{};
+    std::function<void(Comm& comm, const OperatorCall& call)> run{};
     std::vector<HcclMessage> messages{};  ///< instead of `run`, for a call in which not all ranks take part
     bool at_once = false;                 ///< runs in the calling thread, on host memory, without a stream
 };
@@ -84,7 +84,8 @@ HcclResult launch(const char* function, const std::function<Launch()>& make);
 
 /// Runs `call`, an operator of `core` that has `terms` as its root. If the ranks have not given the same values, throws
 /// Failure(HCCL_E_PARA) that names two that differ.
-void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call);
+void run_agreed(Communicator& core, const Agreed& agreed, double timeout,
+                const std::function<void(const OperatorCall&)>& run);
 
 /// Copies the part of a buffer that is both read and written.
 class Copied {

@@ -35,11 +35,11 @@ void check_unchanged(const char* name, const void* array, std::span<const int64_
 Launch exchange(const Region& input, const Region& output, HcclDataType type, HcclComm comm, aclrtStream stream,
                 const Request& request) {
     Launch l{comm, stream, {.type = static_cast<uint32_t>(type)}, {input}, {output}};
-    l.run = [=](Comm& c, const Turn& turn) {
+    l.run = [=](Comm& c, const OperatorCall& call) {
         const Copied copied(input, output);
         Exchange exchange = request.exchange(wire_type(type), copied.data(), output.data());
-        exchange.root = turn.terms;
-        c.core().exchange(exchange, turn.timeout);
+        exchange.root = call.terms;
+        c.core().exchange(exchange, call.timeout);
     };
     return l;
 }
@@ -101,12 +101,12 @@ HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void
         }
         Launch l = all_to_all(sendBuf, recvType, recvBuf, comm, stream, request);
         if (!settings().late_counts || request.size() == 1) return l;
-        l.run = [=, run = l.run](Comm& c, const Turn& turn) mutable {
+        l.run = [=, run = l.run](Comm& c, const OperatorCall& call) mutable {
             check_unchanged("sendCounts", sendCounts, request.send_counts());
             check_unchanged("sdispls", sdispls, request.sdispls());
             check_unchanged("recvCounts", recvCounts, request.recv_counts());
             check_unchanged("rdispls", rdispls, request.rdispls());
-            run(c, turn);
+            run(c, call);
         };
         return l;
     });

@@ -15,17 +15,17 @@ namespace {
 void transfer(Comm& comm, const HcclMessage& m, double timeout) {
     const int from = m.sends ? comm.rank() : m.peer, to = m.sends ? m.peer : comm.rank();
     Communicator& channel = comm.channel(from, to);
-    Agreed mine;
-    std::strncpy(mine.function, "a message", sizeof mine.function - 1);
-    mine.type = m.type;
-    mine.count = m.count;
+    Agreed agreed;
+    std::strncpy(agreed.function, "a message", sizeof agreed.function - 1);
+    agreed.type = m.type;
+    agreed.count = m.count;
     Request request(OpKind::all_to_all_v, 2);
     (m.sends ? request.send_counts()[1] : request.recv_counts()[0]) = static_cast<int64_t>(m.count);
     Exchange exchange =
         request.exchange(wire_type(m.type), m.sends ? m.buffer.data() : nullptr, m.sends ? nullptr : m.buffer.data());
-    run_agreed(channel, mine, timeout, [&](const Turn& turn) {
-        exchange.root = turn.terms;
-        channel.exchange(exchange, turn.timeout);
+    run_agreed(channel, agreed, timeout, [&](const OperatorCall& call) {
+        exchange.root = call.terms;
+        channel.exchange(exchange, call.timeout);
     });
 }
 

@@ -71,14 +71,14 @@ class Steps {
 
 /// Reduces by two exchanges: the parts go to their owners; of an all-reduce, their results go to all.
 void run_in_steps(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void* input, void* output,
-                  const std::vector<int64_t>& counts, const Turn& turn, Order order) {
+                  const std::vector<int64_t>& counts, const OperatorCall& call, Order order) {
     const auto own = static_cast<size_t>(comm.rank());
     const size_t own_bytes = static_cast<size_t>(counts[own]) * size_of(type);
     const auto exchange = [&](Request& request, const void* from, void* to) {
         pack(request.recv_counts(), request.rdispls());
         Exchange made = request.exchange(wire_type(type), from, to);
-        made.root = turn.terms;
-        comm.core().exchange(made, turn.timeout);
+        made.root = call.terms;
+        comm.core().exchange(made, call.timeout);
     };
     std::vector<char> parts(static_cast<size_t>(comm.size()) * own_bytes);
     Request to_owners(OpKind::all_to_all_v, comm.size());
@@ -87,23 +87,23 @@ void run_in_steps(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, c
     pack(to_owners.send_counts(), to_owners.sdispls());
     exchange(to_owners, input, parts.data());
     Steps steps(parts, type, op, comm.size());
-    const char* mine = order == Order::ring ? steps.ring(comm.rank()) : steps.halving();
+    const char* own_part = order == Order::ring ? steps.ring(comm.rank()) : steps.halving();
     if (kind == OpKind::reduce_scatter) {
-        std::copy(mine, mine + own_bytes, static_cast<char*>(output));
+        std::copy(own_part, own_part + own_bytes, static_cast<char*>(output));
         return;
     }
     Request to_all(OpKind::all_gather, comm.size());
     std::ranges::fill(to_all.send_counts(), counts[own]);
     std::ranges::copy(counts, to_all.recv_counts().begin());
-    exchange(to_all, mine, output);
+    exchange(to_all, own_part, output);
 }
 
 void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void* input, void* output,
-         const std::vector<int64_t>& counts, const Turn& turn) {
+         const std::vector<int64_t>& counts, const OperatorCall& call) {
     const size_t elements = static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
     const Order order = order_of(type, op, elements * size_of(type));
     if (order != Order::rank && comm.size() > 1)
-        return run_in_steps(comm, kind, type, op, input, output, counts, turn, order);
+        return run_in_steps(comm, kind, type, op, input, output, counts, call, order);
     Reduction reduction;
     reduction.op = kind;
     reduction.dtype = reduce_type(type);
@@ -111,8 +111,8 @@ void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void
     reduction.input = input;
     reduction.output = output;
     reduction.counts = counts;
-    reduction.root = turn.terms;
-    comm.core().reduce(reduction, turn.timeout);
+    reduction.root = call.terms;
+    comm.core().reduce(reduction, call.timeout);
 }
 
 /// Makes a reduction of parts of these lengths. Its input is copied where it shares memory with the output.
@@ -120,9 +120,9 @@ Launch reduce(OpKind kind, const Region& input, const Region& output, HcclDataTy
               uint64_t count, HcclComm comm, aclrtStream stream, const std::vector<int64_t>& lengths) {
     const Agreed agreed{.type = static_cast<uint32_t>(type), .op = static_cast<uint32_t>(op), .count = count};
     Launch l{comm, stream, agreed, {input}, {output}};
-    l.run = [=](Comm& c, const Turn& turn) {
+    l.run = [=](Comm& c, const OperatorCall& call) {
         const Copied copied(input, output);
-        run(c, kind, type, op, copied.data(), output.data(), lengths, turn);
+        run(c, kind, type, op, copied.data(), output.data(), lengths, call);
     };
     return l;
 }
@@ -164,9 +164,10 @@ HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType
         if (is_root) check_equal_or_apart(input, output);
         Launch l = reduce(OpKind::all_reduce, input, output, dataType, op, count, comm, stream, {});
         l.agreed.root = root;
-        l.run = [=, lengths = even_parts(static_cast<int64_t>(count), c->size())](Comm& comm_, const Turn& turn) {
+        l.run = [=, lengths = even_parts(static_cast<int64_t>(count), c->size())](Comm& comm_,
+                                                                                  const OperatorCall& call) {
             std::vector<char> result(input.bytes);  // every rank computes it, only the root stores it
-            run(comm_, OpKind::all_reduce, dataType, op, input.data(), result.data(), lengths, turn);
+            run(comm_, OpKind::all_reduce, dataType, op, input.data(), result.data(), lengths, call);
             if (is_root) std::copy(result.begin(), result.end(), output.data());
         };
         return l;
@@ -206,13 +207,13 @@ HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void*
         const Region output{"recvBuf", recvBuf, recvCount * element};
         check_apart(input, output);
         Launch l = reduce(OpKind::reduce_scatter, input, output, dataType, op, 0, comm, stream, counts);
-        l.run = [=](Comm& comm_, const Turn& turn) {
+        l.run = [=](Comm& comm_, const OperatorCall& call) {
             std::vector<char> packed;
             for (size_t j = 0; j < size; ++j) {
                 const char* part = input.data() + static_cast<size_t>(displs[j]) * element;
                 packed.insert(packed.end(), part, part + static_cast<size_t>(counts[j]) * element);
             }
-            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), counts, turn);
+            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), counts, call);
         };
         return l;
     });

@@ -60,10 +60,10 @@ void Windows::add(int rank, int fd) {
 
 void Windows::connect(Communicator& core) {
     if (connected_) return;
-    const Location mine{getpid(), memory_.get()};
+    const Location own_location{getpid(), memory_.get()};
     std::vector<Location> all(buffers_.size());
-    const Request request = gather_request(OpKind::all_gather, core.size(), sizeof mine);
-    core.exchange(request.exchange(DType::uint8, &mine, all.data()), -1);
+    const Request request = gather_request(OpKind::all_gather, core.size(), sizeof own_location);
+    core.exchange(request.exchange(DType::uint8, &own_location, all.data()), -1);
     for (size_t j = 0; j < all.size(); ++j) {
         if (static_cast<int>(j) == rank_) continue;
         const std::string path = joined("/proc/", all[j].pid, "/fd/", all[j].fd);
@@ -72,7 +72,7 @@ void Windows::connect(Communicator& core) {
         add(static_cast<int>(j), fd.get());
     }
     // Nobody's descriptor is closed before all have opened it.
-    core.exchange(request.exchange(DType::uint8, &mine, all.data()), -1);
+    core.exchange(request.exchange(DType::uint8, &own_location, all.data()), -1);
     connected_ = true;
 }
 

@@ -167,9 +167,9 @@ TEST(finds) {
         CHECK(arena().address(at.segment(), ~uint64_t{0}, 2) == nullptr);
     }
     CHECK(arena().locate(a.data(), 1).segment() != arena().locate(b.data(), 1).segment());
-    const char mine = 0;
-    const Location here = arena().locate(&mine, 1);
-    CHECK(here.segment() == 0 && here.offset() == reinterpret_cast<uint64_t>(&mine));
+    const char own_byte = 0;
+    const Location here = arena().locate(&own_byte, 1);
+    CHECK(here.segment() == 0 && here.offset() == reinterpret_cast<uint64_t>(&own_byte));
     CHECK(arena().address(999, 0, 0) == nullptr && arena().address(0, 0, 0) == nullptr);
     CHECK_EQ(arena().descriptor(999), -1);
 }

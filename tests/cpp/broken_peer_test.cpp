@@ -230,9 +230,10 @@ int fork_runs(uint64_t seed) {
     const Mode& mode = random.chance(70) ? processes : threads;
     const int size = random.chance(50) ? 2 : 3;
     const auto body = [&](int rank) {
-        const uint64_t caller = Waiting::this_thread();
+        const uint64_t caller = BlockedThread::this_thread();
         hooks().poll = [caller] {
-            if (Waiting::this_thread() == caller && Deadlocks::instance().due()) Deadlocks::instance().look({caller});
+            if (BlockedThread::this_thread() == caller && Deadlocks::instance().due())
+                Deadlocks::instance().look({caller});
         };
         some_runs(mode, rank, size, seed);
     };

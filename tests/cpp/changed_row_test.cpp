@@ -50,12 +50,12 @@ void exchange(const std::string& path, int from, int to) {
         const CommunicatorPtr communicator = make_shm_communicator(options);
         barrier(*communicator);
         const bool shared = path != "cma";
-        const Attempt mine(plan, rank, shared && rank == from, shared && rank == to);
+        const Attempt attempt(plan, rank, shared && rank == from, shared && rank == to);
         if (rank == broken) {
             const Layout layout(size, options.mailbox_bytes());
             std::thread changes([&, base = control_segments().begin()->second] { change_row(layout, base, *stage); });
             try {
-                communicator->exchange(mine.exchange, -1);
+                communicator->exchange(attempt.exchange, -1);
             } catch (const Error&) {  // it also reads its own row
             }
             return changes.join();
@@ -63,16 +63,17 @@ void exchange(const std::string& path, int from, int to) {
         if (rank == refuses) eventually([&] { return stage->row_is_changed.load(); });
         fails(ErrorClass::peer_lost, "the ranks disagree on the outcome of operator #2 all_to_all_v", [&] {
             try {
-                communicator->exchange(mine.exchange, -1);
+                communicator->exchange(attempt.exchange, -1);
             } catch (const Error&) {
-                std::memset(mine.input.data(), given_back, bytes);
-                std::memset(mine.output.data(), given_back, bytes);
+                std::memset(attempt.input.data(), given_back, bytes);
+                std::memset(attempt.output.data(), given_back, bytes);
                 stage->has_raised = true;
                 throw;
             }
         });
         usleep(100'000);  // a late writer would have come by now
-        CHECK(std::all_of(mine.output.data(), mine.output.data() + bytes, [](char c) { return c == given_back; }));
+        CHECK(
+            std::all_of(attempt.output.data(), attempt.output.data() + bytes, [](char c) { return c == given_back; }));
     }));
     munmap(stage, sizeof(Stage));
 }

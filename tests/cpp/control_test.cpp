@@ -47,14 +47,14 @@ struct Planes {
 /// Announces counts[j] for every rank j and expects expected[j] from it, then agrees.
 void agree(ControlPlane& control, const std::vector<int64_t>& counts, const std::vector<int64_t>& expected) {
     try {
-        Row& mine = control.open(OpKind::all_to_all_v, DType::float32, -1);
-        mine.count = 1;
+        Row& own_row = control.open(OpKind::all_to_all_v, DType::float32, -1);
+        own_row.count = 1;
         for (int j = 0; j < control.size(); ++j) {
             const auto i = static_cast<size_t>(j);
-            mine.pairs()[j] = {counts[i], 0, expected[i], 0};
+            own_row.pairs()[j] = {counts[i], 0, expected[i], 0};
         }
-        mine.balance = pair_balance(control.rank(), counts, expected);
-        control.publish(mine);
+        own_row.balance = pair_balance(control.rank(), counts, expected);
+        control.publish(own_row);
         control.agree();
     } catch (const Error&) {
         control.close(false, 0);
@@ -159,12 +159,12 @@ TEST(agreement) {
 
 TEST(timeouts) {
     Planes planes(2, 0.2);
-    const std::string told = fails(ErrorClass::comm_timeout, "rank 0 waited ", [&] { agree(planes[0]); });
-    check_contains(told, " s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid ");
-    check_contains(told, "running, no operator yet)");
+    const std::string text = fails(ErrorClass::comm_timeout, "rank 0 waited ", [&] { agree(planes[0]); });
+    check_contains(text, " s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid ");
+    check_contains(text, "running, no operator yet)");
     CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});  // rank 0 has met the poison, rank 1 not yet
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});
-    CHECK_EQ(fails(ErrorClass::comm_timeout, told, [&] { agree(planes[1]); }), told);  // the late one meets the same
+    CHECK_EQ(fails(ErrorClass::comm_timeout, text, [&] { agree(planes[1]); }), text);  // the late one meets the same
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{1});
 }
 
@@ -172,18 +172,18 @@ TEST(timeouts) {
 TEST(first_poison_wins) {
     for (int round = 0; round < 50; ++round) {
         Planes planes(4);
-        std::vector<std::string> told(4);
+        std::vector<std::string> texts(4);
         std::atomic<int> calls = 0;
         for (int rank = 0; rank < 4; ++rank) planes[rank].on_poison = [&] { ++calls; };
         planes.each([&](ControlPlane& control) {
             const std::string name = "cause " + std::to_string(control.rank());
             control.poison(PoisonKind::aborted, name);
             control.poison(PoisonKind::timeout, "a second thought");
-            told[static_cast<size_t>(control.rank())] = fails(ErrorClass::peer_lost, "", [&] { agree(control); });
+            texts[static_cast<size_t>(control.rank())] = fails(ErrorClass::peer_lost, "", [&] { agree(control); });
         });
         CHECK_EQ(calls.load(), 1);
-        for (const std::string& text : told) CHECK_EQ(text, told[0]);
-        check_contains(told[0], "operator #1 all_to_all_v of domain 'd\"1': cause ");
+        for (const std::string& text : texts) CHECK_EQ(text, texts[0]);
+        check_contains(texts[0], "operator #1 all_to_all_v of domain 'd\"1': cause ");
     }
 }
 
@@ -207,10 +207,10 @@ TEST(what_was_published_before_an_abort_counts) {
 TEST(first_loss_wins) {
     Planes planes(4);
     const auto check = [&](const char* text) {
-        const ControlPlane::Poison told = planes[0].received_poison();
-        CHECK_EQ(told.lost, 3);
-        CHECK_EQ(told.process, planes[0].process_of(3));
-        check_contains(told.reason, text);
+        const ControlPlane::Poison poison = planes[0].received_poison();
+        CHECK_EQ(poison.lost, 3);
+        CHECK_EQ(poison.process, planes[0].process_of(3));
+        check_contains(poison.reason, text);
         fails(ErrorClass::peer_lost, text, [&] { agree(planes[0]); });
     };
     planes[2].lost(3, "it is gone");
@@ -237,8 +237,8 @@ TEST(acknowledges_when_idle) {
     Planes planes(2);
     planes[1].acknowledge_if_idle();
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // nothing is wrong
-    Row& mine = planes[1].open(OpKind::barrier, DType::uint8, -1);
-    planes[1].publish(mine);
+    Row& own_row = planes[1].open(OpKind::barrier, DType::uint8, -1);
+    planes[1].publish(own_row);
     planes[0].poison(PoisonKind::aborted, "enough");
     planes[1].acknowledge_if_idle();
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // it is in an operator

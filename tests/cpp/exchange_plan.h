@@ -149,20 +149,20 @@ inline void check_output(const Plan& plan, int rank, const char* output, const s
 /// One exchange with the buffers where asked, checked.
 inline void run_plan(Communicator& communicator, const Plan& plan, bool input_shared, bool output_shared) {
     const int rank = communicator.rank();
-    const Attempt mine(plan, rank, input_shared, output_shared);
-    communicator.exchange(mine.exchange, -1);
-    check_output(plan, rank, mine.output.data(), plan.rdispls[static_cast<size_t>(rank)], Attempt::untouched);
+    const Attempt attempt(plan, rank, input_shared, output_shared);
+    communicator.exchange(attempt.exchange, -1);
+    check_output(plan, rank, attempt.output.data(), plan.rdispls[static_cast<size_t>(rank)], Attempt::untouched);
 }
 
 /// The same without receive counts: they are learnt, and the output is packed in rank order.
 inline void run_learning(Communicator& communicator, Plan plan, bool input_shared, bool output_shared) {
     const int rank = communicator.rank();
     const auto r = static_cast<size_t>(rank);
-    const Attempt mine(plan, rank, input_shared, false);
+    const Attempt attempt(plan, rank, input_shared, false);
     std::optional<Buffer> output;
     std::vector<int64_t> learnt, displs;
     int calls = 0;
-    Exchange exchange = mine.exchange;
+    Exchange exchange = attempt.exchange;
     exchange.output = nullptr;
     exchange.recv_counts = exchange.rdispls = {};
     exchange.allocate = [&](std::span<const int64_t> counts) -> void* {

@@ -45,11 +45,11 @@ inline void exchange(const Run& run, Communicator& communicator, Random& random)
     const int rank = communicator.rank();
     Random own(random.next() + static_cast<uint64_t>(rank));
     const bool learns = random.chance(20), input_shared = own.chance(50);
-    Attempt mine(plan, rank, input_shared, own.chance(50));
+    Attempt attempt(plan, rank, input_shared, own.chance(50));
     std::vector<char> learnt;
     if (learns) {
-        mine.exchange.recv_counts = mine.exchange.rdispls = {};
-        mine.exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
+        attempt.exchange.recv_counts = attempt.exchange.rdispls = {};
+        attempt.exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
             const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
             if (total > 1 << 24) throw invalid_param(1000, "more than this rank has");
             learnt.resize(static_cast<size_t>(total) * plan.element());
@@ -57,12 +57,12 @@ inline void exchange(const Run& run, Communicator& communicator, Random& random)
         };
     }
     try {
-        communicator.exchange(mine.exchange, run.timeout);
+        communicator.exchange(attempt.exchange, run.timeout);
     } catch (const Error&) {
-        std::memset(mine.input.data(), 0xee, mine.input.size());  // the caller has it again
+        std::memset(attempt.input.data(), 0xee, attempt.input.size());  // the caller has it again
         throw;
     }
-    if (run.own_only && !learns && rank != run.broken) compare(run, plan, rank, mine.output.data());
+    if (run.own_only && !learns && rank != run.broken) compare(run, plan, rank, attempt.output.data());
 }
 
 inline void reduce(const Run& run, Communicator& communicator, Random& random) {

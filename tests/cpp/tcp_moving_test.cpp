@@ -50,13 +50,13 @@ TEST(messages) {
     on_ranks(3, [](Communicator& comm) {
         const int after = (comm.rank() + 1) % 3, before = (comm.rank() + 2) % 3;
         for (const size_t n : {size_t{0}, size_t{9}, size_t{300'000}}) {
-            std::vector<int32_t> mine(n, comm.rank()), from(n, -1), back(n, -1);
+            std::vector<int32_t> own(n, comm.rank()), from(n, -1), back(n, -1);
             const auto message = [&](OpKind op, std::vector<int32_t>& data, int peer, int tag) {
                 return comm.post({op, DType::int32, data.data(), static_cast<int64_t>(n), peer, tag}, -1, false);
             };
             const std::vector<MessageWorkPtr> works{
-                message(OpKind::send, mine, after, 1), message(OpKind::recv, back, after, 2),
-                message(OpKind::send, mine, before, 2), message(OpKind::recv, from, PeerMessage::any_rank, 1)};
+                message(OpKind::send, own, after, 1), message(OpKind::recv, back, after, 2),
+                message(OpKind::send, own, before, 2), message(OpKind::recv, from, PeerMessage::any_rank, 1)};
             run_plan(comm, random_plan(comm.size(), n, 3000), false, false);
             for (const MessageWorkPtr& work : works) CHECK(work->wait(30));
             CHECK(from == std::vector<int32_t>(n, before) && back == std::vector<int32_t>(n, after));

@@ -217,14 +217,14 @@ TEST(ranks_that_do_not_come) {
           "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port),
           [&] { join(options_of(1, 2, 0.3), port); });
     for (const int rank : {0, 1}) {
-        std::vector<std::string> told;
-        hooks().warn = [&](const std::string& text) { told.push_back(text); };
+        std::vector<std::string> warnings;
+        hooks().warn = [&](const std::string& text) { warnings.push_back(text); };
         CommunicatorOptions options = options_of(rank, 2, 0.5);
         options.warn_after = 0.1;
         fails(ErrorClass::comm_timeout, "waited 0.50 s", [&] { join(options, port); });
         hooks().warn = {};
-        CHECK(!told.empty() && told.size() <= 3);
-        CHECK(told[0].find(" s for rank " + std::to_string(1 - rank)) != std::string::npos);
+        CHECK(!warnings.empty() && warnings.size() <= 3);
+        CHECK(warnings[0].find(" s for rank " + std::to_string(1 - rank)) != std::string::npos);
     }
 }
 
@@ -362,8 +362,8 @@ TEST(addresses_from_elsewhere) {
         std::vector<std::string> parts(3);
         std::barrier barrier(3);
         all_pass(run_threads(3, [&](int rank) {
-            const GatherBytes gather = [&](const std::string& mine) {
-                parts[static_cast<size_t>(rank)] = mine;
+            const GatherBytes gather = [&](const std::string& own_part) {
+                parts[static_cast<size_t>(rank)] = own_part;
                 barrier.arrive_and_wait();
                 std::vector<std::string> all = parts;
                 barrier.arrive_and_wait();

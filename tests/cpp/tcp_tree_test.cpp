@@ -132,18 +132,18 @@ TEST(deadlock) {
     }
     void* const shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    auto* const told = new (shared) std::atomic<int>(0);
+    auto* const ended = new (shared) std::atomic<int>(0);
     const int port = free_port();
-    on_hosts([port, told](int rank) {
+    on_hosts([port, ended](int rank) {
         hooks().poll = [] {
-            if (Deadlocks::instance().due()) Deadlocks::instance().look({Waiting::this_thread()});
+            if (Deadlocks::instance().due()) Deadlocks::instance().look({BlockedThread::this_thread()});
         };
         const CommunicatorPtr one = join(rank, port, "one"), two = join(rank, port, "two");
         exchange(*one);
         exchange(*two);
         fails(ErrorClass::deadlock, "of domain 'two'", [&] { exchange(rank % 2 == 0 ? *one : *two); });
-        ++*told;
-        for (int i = 0; i < 5000 && *told < ranks; ++i) ::usleep(10'000);
+        ++*ended;
+        for (int i = 0; i < 5000 && *ended < ranks; ++i) ::usleep(10'000);
         one->destroy();
         two->destroy();
     });

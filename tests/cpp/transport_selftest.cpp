@@ -72,11 +72,11 @@ TEST(mixed, const Mode& mode, int size) {
         }
         const Stats stats = communicator->stats();
         for (const char* name : paths) counted += static_cast<int64_t>(stats.at(std::string("bytes_") + name));
-        const int64_t mine[] = {moved, counted}, parts[4] = {2, 0, 0, 0};
+        const int64_t own_values[] = {moved, counted}, parts[4] = {2, 0, 0, 0};
         int64_t all[2] = {};
         Reduction reduction;
         reduction.dtype = DType::int64;
-        reduction.input = mine;
+        reduction.input = own_values;
         reduction.output = all;
         reduction.counts = std::span(parts, static_cast<size_t>(size));
         communicator->reduce(reduction, -1);
@@ -128,10 +128,10 @@ void check_reduction(Communicator& communicator, DType dtype, OpKind op, ReduceO
     reduction.output = output.data();
     reduction.counts = counts;
     reduction.root = op == OpKind::reduce ? communicator.size() - 1 : 0;
-    const bool told = op != OpKind::reduce || communicator.rank() == reduction.root;
-    if (!told) reduction.output = nullptr;
+    const bool has_result = op != OpKind::reduce || communicator.rank() == reduction.root;
+    if (!has_result) reduction.output = nullptr;
     communicator.reduce(reduction, -1);
-    for (size_t i = 0; told && i < length; ++i) {
+    for (size_t i = 0; has_result && i < length; ++i) {
         T expected = static_cast<T>(element_value(0, first + i));
         for (int j = 1; j < communicator.size(); ++j) {
             const T next = static_cast<T>(element_value(j, first + i));

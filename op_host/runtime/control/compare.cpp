@@ -154,13 +154,13 @@ bool may_consist_of(OpKind op, OpKind called) {
 }
 
 /// Fills in the shape and the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
-void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
+void announce_parts(Row& own_row, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
-    mine.shape_digest = shape.digest;
+    own_row.shape_digest = shape.digest;
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
         const int64_t part = counts[static_cast<size_t>(j)];
-        mine.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
-        mine.balance += pair_hash(rank, j, part) - pair_hash(j, rank, own);
+        own_row.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
+        own_row.balance += pair_hash(rank, j, part) - pair_hash(j, rank, own);
     }
 }
 
@@ -193,24 +193,24 @@ void Summary::add(const Summary& more, bool check) {
     balance += more.balance;
 }
 
-void announce(Row& mine, int rank, const Reduction& r) {
-    mine.reduce_op = r.reduce_op;
-    mine.root = r.root;
-    mine.terms = word_of(ReductionTerms{static_cast<uint32_t>(r.leaves), r.ordered, r.exclusive, 0});
-    mine.count = total_count(r);
-    if (!r.moves) mine.flags |= row_moves_nothing;
-    announce_parts(mine, rank, r.counts, r.shape);
+void announce(Row& own_row, int rank, const Reduction& r) {
+    own_row.reduce_op = r.reduce_op;
+    own_row.root = r.root;
+    own_row.terms = word_of(ReductionTerms{static_cast<uint32_t>(r.leaves), r.ordered, r.exclusive, 0});
+    own_row.count = total_count(r);
+    if (!r.moves) own_row.flags |= row_moves_nothing;
+    announce_parts(own_row, rank, r.counts, r.shape);
 }
 
-void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
+void announce(Row& own_row, const ControlPlane& control, const QuantReduction& q) {
     const QuantTerms terms = terms_of(q);
-    std::memcpy(control.payload(mine), &terms, sizeof terms);
-    mine.terms = digest(terms);
-    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
-    mine.count = total_count(q);
-    if (!q.moves) mine.flags |= row_moves_nothing;
+    std::memcpy(control.payload(own_row), &terms, sizeof terms);
+    own_row.terms = digest(terms);
+    own_row.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
+    own_row.count = total_count(q);
+    if (!q.moves) own_row.flags |= row_moves_nothing;
     const std::vector<int64_t> none(static_cast<size_t>(control.size()));
-    announce_parts(mine, control.rank(), q.op == OpKind::quantized_reduce_scatter ? q.counts : none, q.shape);
+    announce_parts(own_row, control.rank(), q.op == OpKind::quantized_reduce_scatter ? q.counts : none, q.shape);
 }
 
 /// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts

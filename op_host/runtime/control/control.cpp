@@ -22,11 +22,11 @@ ControlPlane::ControlPlane(const CommunicatorOptions& options, size_t inline_byt
       tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
     populate();
-    RankStatus& mine = status(rank());
-    mine.place.store(place_number(this_place()), std::memory_order_relaxed);
-    mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+    RankStatus& own_status = status(rank());
+    own_status.place.store(place_number(this_place()), std::memory_order_relaxed);
+    own_status.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
     const CpuSet cpus = affinity();
-    for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
+    for (size_t i = 0; i < cpus.size(); ++i) own_status.cpus[i].store(cpus[i], std::memory_order_relaxed);
     Deadlocks::instance().add(*this);
 }
 
@@ -90,22 +90,22 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     ++seq_;
     op_ = op;
     record_start(dtype);
-    Row& mine = row(rank());
-    mine.op = op;
-    mine.dtype = dtype;
-    mine.reduce_op = ReduceOp::sum;
-    mine.flags = 0;
-    mine.balance = 0;
-    mine.input = mine.output = Location{};
-    mine.count = mine.terms = 0;
-    mine.root = 0;
-    mine.shape_digest = 0;
-    return mine;
+    Row& own_row = row(rank());
+    own_row.op = op;
+    own_row.dtype = dtype;
+    own_row.reduce_op = ReduceOp::sum;
+    own_row.flags = 0;
+    own_row.balance = 0;
+    own_row.input = own_row.output = Location{};
+    own_row.count = own_row.terms = 0;
+    own_row.root = 0;
+    own_row.shape_digest = 0;
+    return own_row;
 }
 
-void ControlPlane::publish(Row& mine) {
+void ControlPlane::publish(Row& own_row) {
     published_ = true;
-    mine.seq.store(seq_, std::memory_order_release);
+    own_row.seq.store(seq_, std::memory_order_release);
     // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);
@@ -203,7 +203,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls) {
         std::vector<int> ranks;
         for (const int j : late) ranks.push_back(reported_rank(j));
-        state.told.note_blocked(op, ranks, op_timeout_, before);
+        state.deadlock_wait.note_blocked(op, ranks, op_timeout_, before);
     }
     if (hosts) hosts->look();
     const auto now = Clock::now();

@@ -250,9 +250,9 @@ class ControlPlane {
 
   private:
     struct WaitState {
-        WaitState(const ControlPlane& plane, bool calls) : told(plane.whole()), for_calls(calls) {}
+        WaitState(const ControlPlane& plane, bool calls) : deadlock_wait(plane.whole()), for_calls(calls) {}
 
-        Deadlocks::Wait told;
+        Deadlocks::Wait deadlock_wait;
         const bool for_calls;
         bool polls = false;  // it waits for data of ranks that may have left after sending them
         uint64_t rounds = 0;

@@ -95,12 +95,12 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
     };
     const auto once = [&] {
         begin_operator(timeout);
-        Row& mine = control_->open(op, dtype, timeout);
+        Row& own_row = control_->open(op, dtype, timeout);
         uint64_t bytes = 0;
         if constexpr (std::is_void_v<std::invoke_result_t<Body&, Row&>>)
-            body(mine);
+            body(own_row);
         else
-            bytes = body(mine);
+            bytes = body(own_row);
         control_->confirm();
         check_moved();
         control_->close(true, bytes);

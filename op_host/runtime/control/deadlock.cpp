@@ -72,11 +72,11 @@ void Deadlocks::Wait::note_blocked(OpKind op, const std::vector<int>& missing, d
                                    Clock::time_point since) {
     if (begun_ == Clock::time_point{}) begun_ = std::min(time, since);
     if (time - begun_ < long_wait) return;
-    if (!waiting_) waiting_.emplace();
-    waiting_->note_blocked(time);
+    if (!blocked_) blocked_.emplace();
+    blocked_->note_blocked(time);
     Deadlocks& all = instance();
     const std::lock_guard lock(all.mutex_);
-    const auto [found, fresh] = all.waits_.try_emplace({&plane_, Waiting::this_thread()});
+    const auto [found, fresh] = all.waits_.try_emplace({&plane_, BlockedThread::this_thread()});
     if (fresh) found->second.number = ++all.numbers_;
     WaitRecord& record = found->second.record = WaitRecord{};
     record.process = plane_.process_of(plane_.rank());
@@ -92,11 +92,11 @@ void Deadlocks::Wait::note_blocked(OpKind op, const std::vector<int>& missing, d
 
 void Deadlocks::Wait::ends() {
     begun_ = {};
-    if (!waiting_) return;
-    waiting_.reset();
+    if (!blocked_) return;
+    blocked_.reset();
     Deadlocks& all = instance();
     const std::lock_guard lock(all.mutex_);
-    all.waits_.erase({&plane_, Waiting::this_thread()});
+    all.waits_.erase({&plane_, BlockedThread::this_thread()});
 }
 
 bool Deadlocks::due() {
@@ -109,9 +109,9 @@ bool Deadlocks::due() {
 
 /// True if every thread that makes calls waits; `state` returns how, `seen` the time until which at least.
 bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state, int64_t& seen) const {
-    std::map<uint64_t, Waiting::Thread> threads;
+    std::map<uint64_t, BlockedThread::Thread> threads;
     std::set<uint64_t> all(callers.begin(), callers.end());
-    for (const Waiting::Thread& thread : Waiting::threads()) {
+    for (const BlockedThread::Thread& thread : BlockedThread::threads()) {
         threads[thread.id] = thread;
         if (thread.calls) all.insert(thread.id);
     }
@@ -119,9 +119,9 @@ bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<u
         const auto found = threads.find(id);
         if (found == threads.end() || !found->second.waits) return false;
         state.insert(state.end(), {id, found->second.changes});
-        const Waiting::Time blocked = found->second.last_blocked;
-        if (blocked != Waiting::Time::max())
-            seen = std::min(seen, blocked == Waiting::Time::min() ? 0 : static_cast<int64_t>(flight_ns(blocked)));
+        const BlockedThread::Time blocked = found->second.last_blocked;
+        if (blocked != BlockedThread::Time::max())
+            seen = std::min(seen, blocked == BlockedThread::Time::min() ? 0 : static_cast<int64_t>(flight_ns(blocked)));
     }
     for (const auto& [place, wait] : waits_) {
         if (!all.contains(place.second)) return false;  // the program does not know this thread
@@ -183,16 +183,17 @@ void Deadlocks::judge(const std::string& reason) {
 /// Collects the records of the peers that this process waits for, the latest of each process.
 void Deadlocks::hear() {
     const int64_t now = now_ns();
-    const auto learn = [&](const std::vector<WaitRecord>& records, bool mine) {
-        Known told;
+    const auto learn = [&](const std::vector<WaitRecord>& records, bool is_own) {
+        Known learnt;
         for (const WaitRecord& record : records) {
-            if (!mine && (record.process == mine_[0].process || record.seen_ns > now)) continue;  // no peer knows that
-            Process& process = told[record.process];
+            if (!is_own && (record.process == mine_[0].process || record.seen_ns > now))
+                continue;  // no peer knows that
+            Process& process = learnt[record.process];
             process.since_ns = record.since_ns;
             process.seen_ns = record.seen_ns;
             process.records.push_back(record);
         }
-        for (auto& [id, process] : told) {
+        for (auto& [id, process] : learnt) {
             const auto known = known_.find(id);
             if (process.records.size() != process.records[0].operators) continue;
             if (known == known_.end() || known->second.seen_ns < process.seen_ns) known_[id] = std::move(process);
@@ -223,11 +224,11 @@ void Deadlocks::publish() {
 /// True if this wait ends by itself: its domain has been told of a loss, or is about to be. A lost communicator does
 /// not speak for one that was made in its domain afterwards.
 bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
-    bool told = false, usable = false;
+    bool notified = false, usable = false;
     for (const ControlPlane* plane : planes_) {
         if (plane->domain() != record.domain) continue;
         if (plane->poisoned()) {
-            told |= plane->received_poison().kind != PoisonKind::deadlock;
+            notified |= plane->received_poison().kind != PoisonKind::deadlock;
             continue;
         }
         usable = true;
@@ -237,7 +238,7 @@ bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
         if (has_left(record.rank) || std::ranges::any_of(missing_of(record), has_left, &WaitRecord::For::rank))
             return true;
     }
-    return told && !usable;
+    return notified && !usable;
 }
 
 /// True if one of the waits soon ends by a limit that is shorter than the others': by a timeout, which names who is

@@ -23,7 +23,7 @@
 
 #include "runtime/base/processors.h"
 #include "runtime/control/layout.h"
-#include "runtime/core/waiting.h"
+#include "runtime/core/blocked_thread.h"
 
 namespace alltoallv {
 
@@ -79,7 +79,7 @@ class Deadlocks {
       private:
         const ControlPlane& plane_;
         Clock::time_point begun_{};
-        std::optional<Waiting> waiting_;
+        std::optional<BlockedThread> blocked_;
     };
 
     /// True if it is time to look.

@@ -22,14 +22,14 @@ void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     close(false, 0);
 }
 
-void ControlPlane::publish_failure(Row& mine, const Error& error, bool of_caller) {
-    auto& text = *reinterpret_cast<ErrorText*>(payload(mine));
+void ControlPlane::publish_failure(Row& own_row, const Error& error, bool of_caller) {
+    auto& text = *reinterpret_cast<ErrorText*>(payload(own_row));
     text.kind = static_cast<uint8_t>(error.kind());
     text.code = static_cast<int32_t>(error.code());
     copy_text(text.text, sizeof text.text, error.what());
-    mine.flags = of_caller ? row_failed | row_of_caller : row_failed;
+    own_row.flags = of_caller ? row_failed | row_of_caller : row_failed;
     note_refusal();
-    publish(mine);
+    publish(own_row);
 }
 
 void ControlPlane::give_up(const Error& error, bool in_the_middle) {
@@ -111,9 +111,9 @@ void ControlPlane::receive_poison(PoisonKind kind, int by, int lost, const std::
     }
     ring_all();
     if (on_poison) on_poison();
-    const Poison told = received_poison();
-    if (told.process != 0) Liveness::report(told.process, loss_text(reason));
-    if (share) share(told);
+    const Poison received = received_poison();
+    if (received.process != 0) Liveness::report(received.process, loss_text(reason));
+    if (share) share(received);
 }
 
 void ControlPlane::receive_poison(const Poison& poison) {
@@ -158,7 +158,8 @@ void ControlPlane::lost(int peer, const std::string& how) {
         "rank " + std::to_string(reported_rank(peer)) + " was lost: " + how + "; " + describe_rank(peer);
     receive_poison(PoisonKind::lost, rank(), peer, loss);
     // Others that end after the first one, because of that, or because a launcher ends the job, are not worth a line.
-    if (const Poison told = received_poison(); told.lost == peer) Liveness::report(told.process, loss_text(loss));
+    if (const Poison received = received_poison(); received.lost == peer)
+        Liveness::report(received.process, loss_text(loss));
 }
 
 void ControlPlane::left_early(int peer) {
@@ -176,8 +177,9 @@ int64_t ControlPlane::process_of(int peer) const {
 }
 
 std::string ControlPlane::end_of(int64_t process) const {
-    if (const Poison told = poisoned() ? received_poison() : Poison{}; told.lost >= 0 && told.process == process)
-        return told.reason;
+    if (const Poison received = poisoned() ? received_poison() : Poison{};
+        received.lost >= 0 && received.process == process)
+        return received.reason;
     for (int j = 0; j < size(); ++j)
         if (has_left(j) && status(j).ended.load(std::memory_order_relaxed) != 0 && process_of(j) == process)
             return "its process has ended";

@@ -100,11 +100,11 @@ bool ControlPlane::is_in_operator(int rank) const {
 
 /// Ends the trace record. A quantized all-reduce announces no counts: its parts are even.
 void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
-    Row& mine = row(rank());
+    Row& own_row = row(rank());
     if (ok)
         for (int j = 0; j < size(); ++j)
             traced_->counts()[j] =
-                op_ == OpKind::quantized_all_reduce ? mine.count / size() : mine.pairs()[j].send_count;
+                op_ == OpKind::quantized_all_reduce ? own_row.count / size() : own_row.pairs()[j].send_count;
     tracer_.end(*std::exchange(traced_, nullptr), trace_state(ok), bytes, now_ns);
 }
 

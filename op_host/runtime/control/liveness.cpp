@@ -18,7 +18,7 @@ namespace {
 
 struct Losses {
     std::mutex mutex;
-    std::set<int64_t> told, reported;
+    std::set<int64_t> notified, reported;
 
     static Losses& instance() { return ProcessState<Losses>::get(); }
 };
@@ -46,21 +46,21 @@ void Liveness::report(int64_t process, const std::string& loss) {
 
 void Liveness::tell(int64_t process) {
     const std::lock_guard lock(Losses::instance().mutex);
-    Losses::instance().told.insert(process);
+    Losses::instance().notified.insert(process);
 }
 
 std::vector<int64_t> Liveness::untold(std::vector<int64_t> processes) {
     const std::lock_guard lock(Losses::instance().mutex);
     for (int64_t& process : processes)
-        if (Losses::instance().told.contains(process)) process = 0;
+        if (Losses::instance().notified.contains(process)) process = 0;
     return processes;
 }
 
 void Liveness::check(const std::vector<int64_t>& processes, int rank, const std::string& domain) {
     // Who is lost to a communicator has been lost first: others may have ended since, because of that.
-    const auto end_of_rank = [&](size_t j, bool told) {
+    const auto end_of_rank = [&](size_t j, bool by_peers) {
         if (static_cast<int>(j) == rank) return std::string();
-        return told ? Deadlocks::instance().loss_of(processes[j]) : end_of(processes[j]);
+        return by_peers ? Deadlocks::instance().loss_of(processes[j]) : end_of(processes[j]);
     };
     for (size_t i = 0; i < 2 * processes.size(); ++i) {
         const size_t j = i % processes.size();

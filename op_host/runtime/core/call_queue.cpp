@@ -30,11 +30,11 @@ bool Work::wait(double seconds) {
 
 bool Work::await(double seconds) {
     const auto start = Clock::now();
-    std::optional<Waiting> waiting;
-    if (seconds < 0 && !done()) waiting.emplace();
+    std::optional<BlockedThread> blocked;
+    if (seconds < 0 && !done()) blocked.emplace();
     std::unique_lock lock(mutex_);
     while (!done_.load(std::memory_order_acquire)) {
-        if (waiting) waiting->note_blocked(Clock::now());
+        if (blocked) blocked->note_blocked(Clock::now());
         auto limit = std::chrono::duration_cast<Clock::duration>(slice);
         if (seconds >= 0) {
             const auto left = std::chrono::duration<double>(seconds) - (Clock::now() - start);
@@ -121,12 +121,12 @@ bool CallQueue::await_turn(uint64_t ticket, bool calls) {
     waiting_.fetch_add(1);
     const bool overlaps =
         calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));
-    Waiting waiting;
+    BlockedThread blocked;
     std::exception_ptr interrupted;
     {
         std::unique_lock lock(mutex_);
         for (auto now = Clock::now(); serving_.load() != ticket; now = Clock::now()) {
-            waiting.note_blocked(now);
+            blocked.note_blocked(now);
             hurry();
             turn_.wait_for(lock, slice);
             if (interrupted || !hooks().poll) continue;
@@ -233,9 +233,9 @@ bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
             const auto due = queue_.front().due;  // a copy: a thread that waits for the call may run it meanwhile
             items_.wait_until(lock, due);
         } else {
-            Waiting waiting;
-            waiting.idle();
-            idle_ = &waiting;
+            BlockedThread blocked;
+            blocked.idle();
+            idle_ = &blocked;
             dozing_ ? static_cast<void>(items_.wait_for(lock, pace)) : items_.wait(lock);
             idle_ = nullptr;
         }
@@ -245,7 +245,7 @@ bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
 
 void CallQueue::run() {
     worker() = true;
-    Waiting::make_calls();
+    BlockedThread::make_calls();
     std::unique_lock lock(mutex_);
     while (await_item(lock)) run_front(lock);
 }

@@ -16,7 +16,7 @@
 
 #include "runtime/base/fork_generation.h"
 #include "runtime/core/active_call.h"
-#include "runtime/core/waiting.h"
+#include "runtime/core/blocked_thread.h"
 
 namespace alltoallv {
 
@@ -156,7 +156,7 @@ class CallQueue {
     std::atomic<bool> held_by_caller_{false};
     std::condition_variable turn_;   // serving_ has changed
     std::condition_variable items_;  // there is work, or no more will come
-    Waiting* idle_ = nullptr;        // of the queue's thread, while no calls are queued
+    BlockedThread* idle_ = nullptr;  // of the queue's thread, while no calls are queued
     std::deque<Item> queue_;
     std::thread thread_;
     std::chrono::steady_clock::time_point submitted_;  // time of the last submit

@@ -89,7 +89,7 @@ class HcclCommunicator final : public Communicator {
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
     const std::string& decide_on_kernels(const std::string& where);
-    std::string reasons(const std::string& mine);
+    std::string reasons(const std::string& own_reason);
     /// Gathers the bytes of all ranks, over the communicator in host memory.
     void gather_on_host(const void* own, void* all, size_t bytes);
 

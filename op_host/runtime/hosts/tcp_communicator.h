@@ -64,9 +64,9 @@ class TcpCommunicator final : public ControlledCommunicator {
 
     // tcp_exchange.cpp
     void exchange_packed(const Exchange& exchange, double timeout);
-    void fill_row(const Exchange& exchange, Row& mine);
-    void pack(const Exchange& exchange, Row& mine);
-    void deliver(const Exchange& exchange, const Row& mine, std::vector<int64_t>& recvs);
+    void fill_row(const Exchange& exchange, Row& own_row);
+    void pack(const Exchange& exchange, Row& own_row);
+    void deliver(const Exchange& exchange, const Row& own_row, std::vector<int64_t>& recvs);
 
     // tcp_reduce.cpp
     void reduce_small(const Reduction& reduction);
@@ -113,6 +113,6 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
                                                        std::string& failure);
 
 /// Returns the texts of all ranks, which have one length of up to 8 KiB. Collective.
-std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& own_text);
 
 }  // namespace alltoallv

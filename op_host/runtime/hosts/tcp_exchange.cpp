@@ -28,13 +28,13 @@ size_t place_of(const Exchange& x, int64_t displ) {
 
 void TcpCommunicator::exchange(const Exchange& x, double timeout) {
     if (is_strided(x)) return exchange_packed(x, timeout);
-    run(x.op, x.dtype, timeout, x.moves, [&](Row& mine) {
-        fill_row(x, mine);
-        if (x.moves) pack(x, mine);
-        control_->publish(mine);
+    run(x.op, x.dtype, timeout, x.moves, [&](Row& own_row) {
+        fill_row(x, own_row);
+        if (x.moves) pack(x, own_row);
+        control_->publish(own_row);
         control_->agree();
         std::vector<int64_t> recvs(x.recv_counts.begin(), x.recv_counts.end());
-        if (x.moves) return deliver(x, mine, recvs);
+        if (x.moves) return deliver(x, own_row, recvs);
         if (recvs.empty()) x.allocate(control_->counts_from_peers(x.dtype));
     });
 }
@@ -77,28 +77,28 @@ void TcpCommunicator::exchange_packed(const Exchange& x, double timeout) {
                     bytes_of(x.dtype, x.recv_counts[j]));
 }
 
-void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
+void TcpCommunicator::fill_row(const Exchange& x, Row& own_row) {
     const bool learns = x.recv_counts.empty();
     for (int j = 0; j < size(); ++j) {
         const auto i = static_cast<size_t>(j);
-        mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
+        own_row.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
     }
-    mine.balance = pair_balance(rank(), x.send_counts, x.recv_counts);
-    mine.root = x.root;
-    mine.terms = x.terms;
-    mine.count = x.row;
-    if (learns) mine.flags |= row_learns;
-    if (!x.moves) mine.flags |= row_moves_nothing;
+    own_row.balance = pair_balance(rank(), x.send_counts, x.recv_counts);
+    own_row.root = x.root;
+    own_row.terms = x.terms;
+    own_row.count = x.row;
+    if (learns) own_row.flags |= row_learns;
+    if (!x.moves) own_row.flags |= row_moves_nothing;
 }
 
 /// Packs all data that this rank sends, if they are few: regions for several ranks once.
-void TcpCommunicator::pack(const Exchange& x, Row& mine) {
+void TcpCommunicator::pack(const Exchange& x, Row& own_row) {
     size_t used = 0;
     for (size_t j = 0; j < x.send_counts.size(); ++j) {
-        Pair& pair = mine.pairs()[j];
+        Pair& pair = own_row.pairs()[j];
         const size_t bytes = bytes_of(x.dtype, x.send_counts[j]);
         if (j > 0 && x.send_counts[j] == x.send_counts[j - 1] && x.sdispls[j] == x.sdispls[j - 1]) {
-            pair.source = mine.pairs()[j - 1].source;
+            pair.source = own_row.pairs()[j - 1].source;
             continue;
         }
         if (used + bytes > tcp_payload_bytes) {
@@ -108,15 +108,15 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
         }
         pair.source = static_cast<int64_t>(used);
         if (bytes > 0)
-            std::memcpy(control_->payload(mine) + used, static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
-                        bytes);
+            std::memcpy(control_->payload(own_row) + used,
+                        static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]), bytes);
         used += bytes;
     }
-    mine.input.bits = used;
-    mine.flags |= row_inline;
+    own_row.input.bits = used;
+    own_row.flags |= row_inline;
 }
 
-void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
+void TcpCommunicator::deliver(const Exchange& x, const Row& own_row, std::vector<int64_t>& recvs) {
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
     // All ranks know how many send their data with their rows, so they decide alike.
@@ -128,7 +128,7 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         output = static_cast<char*>(x.allocate(recvs));
     }
     Pieces pieces(size());
-    bool within = (mine.flags & row_inline) == 0;
+    bool within = (own_row.flags & row_inline) == 0;
     size_t packed = 0;
     for (size_t j = 0; j < recvs.size(); ++j) {
         const size_t bytes = bytes_of(x.dtype, recvs[j]);
@@ -149,7 +149,7 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         pieces.in[j] = {to, bytes};
     }
     if (all_inline) return;
-    if ((mine.flags & row_inline) == 0)
+    if ((own_row.flags & row_inline) == 0)
         for (size_t j = 0; j < x.send_counts.size(); ++j)
             pieces.out[j] = {static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
                              bytes_of(x.dtype, x.send_counts[j])};
@@ -268,13 +268,14 @@ void TcpCommunicator::share(const Pieces& pieces) {
     }
 }
 
-std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& own_text) {
     const auto ranks = static_cast<size_t>(communicator.size());
-    std::string all(ranks * mine.size(), '\0');
-    const Request request = gather_request(OpKind::all_gather, communicator.size(), static_cast<int64_t>(mine.size()));
-    communicator.exchange(request.exchange(DType::uint8, mine.data(), all.data()), -1);
+    std::string all(ranks * own_text.size(), '\0');
+    const Request request =
+        gather_request(OpKind::all_gather, communicator.size(), static_cast<int64_t>(own_text.size()));
+    communicator.exchange(request.exchange(DType::uint8, own_text.data(), all.data()), -1);
     std::vector<std::string> texts;
-    for (size_t j = 0; j < ranks; ++j) texts.push_back(all.substr(j * mine.size(), mine.size()));
+    for (size_t j = 0; j < ranks; ++j) texts.push_back(all.substr(j * own_text.size(), own_text.size()));
     return texts;
 }
 

@@ -248,8 +248,8 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoi
                           TcpMembership& membership) {
     const auto deadline = after(options.timeout);
     const auto soon = [deadline] { return std::min(deadline, after(tcp_patience)); };
-    SignedHello mine;
-    mine.hello = introduce(options);
+    SignedHello own;
+    own.hello = introduce(options);
     bool refused = false, found = false;
     LateWarning warning(options.warn_after);
     const auto late = [&](double seconds) {
@@ -272,13 +272,13 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoi
             Digest challenge, proof;
             found = found || socket >= 0;
             if (socket < 0 || !receive_all(socket, &challenge, sizeof challenge, soon())) continue;
-            mine.challenge = random_digest();
-            mine.proof = prove(options.key, "join", challenge, mine.challenge, mine.hello);
-            if (!send_all(socket, &mine, sizeof mine)) continue;
+            own.challenge = random_digest();
+            own.proof = prove(options.key, "join", challenge, own.challenge, own.hello);
+            if (!send_all(socket, &own, sizeof own)) continue;
             // A process that is not rank 0 of this domain closes the connection, or cannot prove it.
             refused = true;
             if (!receive_all(socket, &proof, sizeof proof, soon()) ||
-                !equal(proof, prove(options.key, "root", mine.challenge, challenge, mine.hello)))
+                !equal(proof, prove(options.key, "root", own.challenge, challenge, own.hello)))
                 continue;
             refused = false;
             std::optional<Error> failure;

@@ -51,7 +51,7 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     void wait_a_step();
     void look();
     void tell_to_wait();
-    void tell_wait(const MessageWork& work, Deadlocks::Wait& told);
+    void tell_wait(const MessageWork& work, Deadlocks::Wait& wait);
     bool shares_memory(const Post& post, int peer) const;
     void carry(Post& post, int peer);
     void drive_carried();

@@ -51,7 +51,7 @@ struct TcpMessages::Offer {
     Frame frame;
     std::string data;  // data that came with the offer
     Clock::time_point came = Clock::now();
-    bool told = false;  // to wait
+    bool notified = false;  // that it has to wait
 };
 
 struct TcpMessages::Connection {

@@ -15,8 +15,8 @@ constexpr double tells_every = 0.02;  // seconds
 bool TcpMessages::Pending::await(double seconds) {
     if (seconds >= 0) return Work::await(seconds);
     const ActiveCall here(owner_->key_);
-    Deadlocks::Wait told(owner_->control_);
-    while (!Work::await(tells_every)) owner_->tell_wait(*this, told);
+    Deadlocks::Wait wait(owner_->control_);
+    while (!Work::await(tells_every)) owner_->tell_wait(*this, wait);
     return true;
 }
 
@@ -24,23 +24,23 @@ bool TcpMessages::Pending::await(double seconds) {
 void TcpMessages::tell_to_wait() {
     for (size_t j = 0; j < connections_.size(); ++j)
         for (Offer& offer : connections_[j].offers) {
-            if (offer.told || seconds_since(offer.came) < tells_after) continue;
-            offer.told = true;
+            if (offer.notified || seconds_since(offer.came) < tells_after) continue;
+            offer.notified = true;
             if (static_cast<int>(j) != control_.rank())
                 say(static_cast<int>(j), {Say::wait, offer.frame.tag, offer.frame.number});
         }
 }
 
 /// Publishes the caller's wait while the message needs a call of its peer, which has nothing of it under way.
-void TcpMessages::tell_wait(const MessageWork& work, Deadlocks::Wait& told) {
+void TcpMessages::tell_wait(const MessageWork& work, Deadlocks::Wait& wait) {
     const std::lock_guard lock(mutex_);
     const auto post =
         std::ranges::find(posts_, &work, [](const Post& each) -> const MessageWork* { return each.work.get(); });
     if (closing_ || post == posts_.end() || work.done() || post->other() < 0 || post->other() == control_.rank() ||
         (post->sends() ? !post->waits : post->met))
-        told.ends();
+        wait.ends();
     else
-        told.note_blocked(post->asked.op, {post->other()}, post->timeout, Clock::now(), post->started);
+        wait.note_blocked(post->asked.op, {post->other()}, post->timeout, Clock::now(), post->started);
 }
 
 }  // namespace alltoallv

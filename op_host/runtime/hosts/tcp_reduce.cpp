@@ -23,16 +23,16 @@ size_t input_bytes(const Reduction& r) {
 }  // namespace
 
 void TcpCommunicator::reduce(const Reduction& r, double timeout) {
-    run(r.op, r.dtype, timeout, r.moves, [&](Row& mine) {
-        announce(mine, rank(), r);
+    run(r.op, r.dtype, timeout, r.moves, [&](Row& own_row) {
+        announce(own_row, rank(), r);
         const size_t bytes = input_bytes(r) * inputs_per_rank(r);
         const bool small = bytes <= tcp_payload_bytes;
         if (r.moves && small) {
-            if (bytes > 0) std::memcpy(control_->payload(mine), r.input, bytes);
-            mine.input.bits = bytes;
-            mine.flags |= row_inline;
+            if (bytes > 0) std::memcpy(control_->payload(own_row), r.input, bytes);
+            own_row.input.bits = bytes;
+            own_row.flags |= row_inline;
         }
-        control_->publish(mine);
+        control_->publish(own_row);
         control_->agree();
         if (!r.moves) return;
         if (small)

@@ -64,7 +64,7 @@ void connect_tree(TcpMembership& membership, const TcpJoinOptions& options) {
         if (tree.parent(host) == 0 && ::recv(socket_of(0), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) throw lost(0);
     };
     // Over the connections to rank 0, which gives each leader the card of its parent.
-    connections.gather = [&](const std::string& mine) {
+    connections.gather = [&](const std::string& own_card) {
         std::vector<std::string> cards(membership.peers.size(), std::string(card_bytes, '\0'));
         const auto card_of = [&](int rank) -> std::string& { return cards[static_cast<size_t>(rank)]; };
         const auto send = [&](int to, int whose) {
@@ -74,7 +74,7 @@ void connect_tree(TcpMembership& membership, const TcpJoinOptions& options) {
             if (!receive_all(socket_of(from), card_of(whose).data(), card_bytes, deadline)) throw lost(from);
         };
         const auto parent_of = [&](int rank) { return tree.leader(tree.parent(tree.host_of(rank))); };
-        card_of(options.rank) = mine;
+        card_of(options.rank) = own_card;
         if (host > 0) {
             send(0, options.rank);
             if (parent_of(options.rank) > 0) receive(0, parent_of(options.rank));

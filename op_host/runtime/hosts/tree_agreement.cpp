@@ -60,7 +60,7 @@ void TreeAgreement::settle() {
     for (Neighbour& neighbour : neighbours_) {
         neighbour.sum.reset();
         neighbour.absent.reset();
-        neighbour.told.clear();
+        neighbour.sent_absent.clear();
         neighbour.sent = neighbour.noted = false;
     }
 }
@@ -84,8 +84,8 @@ void TreeAgreement::look() {
         if (neighbour.sum && !std::exchange(neighbour.noted, true)) leader_.arrived(i, next_, {});
         if (neighbour.sent) continue;
         Ranks absent = absent_without(i);
-        if (absent.empty() || absent == neighbour.told) continue;
-        neighbour.told = absent;
+        if (absent.empty() || absent == neighbour.sent_absent) continue;
+        neighbour.sent_absent = absent;
         leader_.send_absent(i, next_, absent);
     }
 }

@@ -57,7 +57,7 @@ class TreeAgreement {
         std::optional<Summary> sum;
         bool sent = false, noted = false;  // `noted`: the leader knows that all have arrived
         std::optional<Ranks> absent;       // behind it, as last received
-        Ranks told;                        // the last absent ranks that it was sent
+        Ranks sent_absent;                 // the last that it was sent
     };
 
     void settle();

@@ -61,7 +61,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     void look(Post& post);
     bool finish(Post& post, std::exception_ptr error = nullptr);
     void end(Post& post, const Error& error);
-    void tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now);
+    void tell_wait(const Work& work, Deadlocks::Wait& wait, Clock::time_point now);
     void run();
     template <class Condition>
     void await(Condition&& condition, uint64_t& rounds);

@@ -81,11 +81,11 @@ class ShmCommunicator final : public ControlledCommunicator {
     // exchange.cpp
     struct Movement;
     struct Ways;
-    uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
+    uint64_t exchange_in_turn(const Exchange& exchange, Row& own_row);
     RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row, Ways& ways);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
     Ways choose_ways(const Exchange& exchange, const ExchangeSummary& all, const RowWords& own_words);
-    size_t inline_capacity(const RowWords& mine) const;
+    size_t inline_capacity(const RowWords& own_words) const;
     size_t learn_counts(Movement& m, Row& row);
     void keep_own(Movement& m);
     void send_to(Movement& m, int to);
@@ -135,21 +135,22 @@ class ShmCommunicator final : public ControlledCommunicator {
     size_t pump_in(Stream& stream);
 
     // reduce.cpp
-    uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
+    uint64_t reduce_in_turn(const Reduction& reduction, Row& own_row);
     bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
     uint64_t reduce_sources(const Reduction& reduction, const Part& part, Path path);
-    uint64_t reduce_small(const Reduction& reduction, Row& mine);
-    uint64_t reduce_pair(const Reduction& reduction, Row& mine);
-    uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
+    uint64_t reduce_small(const Reduction& reduction, Row& own_row);
+    uint64_t reduce_pair(const Reduction& reduction, Row& own_row);
+    uint64_t reduce_two_shot(const Reduction& reduction, Row& own_row);
     bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
 
     // quant_reduce.cpp
-    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, Row& mine);
-    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
-    void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts, Row& mine);
-    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
+    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, Row& own_row);
+    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& own_row);
+    void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts,
+                            Row& own_row);
+    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& own_row);
 
     std::shared_ptr<Links> links_;
     std::vector<ShmPeer> peers_;

@@ -1,4 +1,4 @@
-/// \file waiting.h
+/// \file blocked_thread.h
 /// \brief The threads of this process that can continue only when a collective does.
 #pragma once
 
@@ -9,14 +9,14 @@
 namespace alltoallv {
 
 /// While this object lives, the thread that made it waits, for a peer or for another thread's call.
-class Waiting {
+class BlockedThread {
   public:
     using Time = std::chrono::steady_clock::time_point;
 
-    Waiting();
-    ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    BlockedThread();
+    ~BlockedThread();
+    BlockedThread(const BlockedThread&) = delete;
+    BlockedThread& operator=(const BlockedThread&) = delete;
 
     /// Reports that it still waited at that time. A wait without such a report may have ended already, in a thread that
     /// has not got a processor since.
@@ -48,7 +48,7 @@ class Waiting {
     struct Slot;
     struct Slots;
     static Slots& slots();
-    static Slot& mine();
+    static Slot& own_slot();
 
     Slot& slot_;
     bool ended_ = false;

@@ -1,4 +1,4 @@
-#include "runtime/core/waiting.h"
+#include "runtime/core/blocked_thread.h"
 
 #include <pthread.h>
 
@@ -8,7 +8,7 @@
 
 namespace alltoallv {
 
-struct Waiting::Slot {
+struct BlockedThread::Slot {
     const uint64_t id = this_thread();
     std::atomic<bool> calls{false};
     std::atomic<uint32_t> depth{0};
@@ -16,7 +16,7 @@ struct Waiting::Slot {
     std::atomic<Time> last_blocked{Time::min()};
 };
 
-struct Waiting::Slots {
+struct BlockedThread::Slots {
     std::mutex mutex;
     std::vector<Slot*> all;
     pthread_key_t ends;  // its destructor runs when a thread ends; a thread_local would leak it in forked children
@@ -40,7 +40,7 @@ struct Waiting::Slots {
 };
 
 // Never destroyed, because threads may end after static objects. A forked child has one thread.
-Waiting::Slots& Waiting::slots() {
+BlockedThread::Slots& BlockedThread::slots() {
     static std::once_flag once;
     std::call_once(once, [] {
         Slots::current = new Slots;
@@ -51,7 +51,7 @@ Waiting::Slots& Waiting::slots() {
     return *Slots::current;
 }
 
-Waiting::Slot& Waiting::mine() {
+BlockedThread::Slot& BlockedThread::own_slot() {
     thread_local Slot* slot = nullptr;
     if (slot == nullptr) {
         slot = new Slot;
@@ -62,31 +62,31 @@ Waiting::Slot& Waiting::mine() {
     return *slot;
 }
 
-Waiting::Waiting() : slot_(mine()) {
+BlockedThread::BlockedThread() : slot_(own_slot()) {
     slot_.last_blocked.store(Time::min());
     slot_.changes.fetch_add(1);
     slot_.depth.fetch_add(1);
 }
 
-Waiting::~Waiting() {
+BlockedThread::~BlockedThread() {
     if (!ended_) end();
 }
 
-void Waiting::note_blocked(Time time) {
+void BlockedThread::note_blocked(Time time) {
     slot_.last_blocked.store(time);
 }
 
-void Waiting::end() {
+void BlockedThread::end() {
     ended_ = true;
     slot_.depth.fetch_sub(1);
     slot_.changes.fetch_add(1);
 }
 
-void Waiting::make_calls() {
-    mine().calls.store(true);
+void BlockedThread::make_calls() {
+    own_slot().calls.store(true);
 }
 
-std::vector<Waiting::Thread> Waiting::threads() {
+std::vector<BlockedThread::Thread> BlockedThread::threads() {
     std::vector<Thread> threads_seen;
     const std::lock_guard lock(slots().mutex);
     for (const Slot* slot : slots().all)
@@ -95,7 +95,7 @@ std::vector<Waiting::Thread> Waiting::threads() {
     return threads_seen;
 }
 
-uint64_t Waiting::this_thread() {
+uint64_t BlockedThread::this_thread() {
     return static_cast<uint64_t>(pthread_self());
 }
 
