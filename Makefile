@@ -34,10 +34,10 @@ test: export CMAKE_ARGS += -DALLTOALLV_TESTS=ON -DALLTOALLV_WERROR=ON
 test: build
 	@python .ci/debian.py --install
 	nox -t first
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 test-lane-a test-lane-b test-lane-c; done=$$?; \
+	@$(MAKE) --no-print-directory --keep-going --jobs=4 test-lane-a test-lane-b test-lane-c test-lane-d; done=$$?; \
 	  python .ci/debian.py; exit $$done
 
-# Three at a time: much of what tests do is wait, and c compiles when others do. Every line says whose it is.
+# Side by side: much of what tests do is wait, and d compiles when others do. Every line says whose it is.
 test-lane-%:
 	@set -o pipefail; nox -t lane-$* 2>&1 | sed -u 's/^/[$*] /'
 

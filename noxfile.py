@@ -1,6 +1,7 @@
-"""The checks that ``make test`` runs, one session each: first the tag ``first``, then three lanes side by side.
+"""The checks that ``make test`` runs, one session each: first the tag ``first``, then four lanes side by side.
 
-Lane c compiles with low priority. What needs Debian packages is left out where they are missing (.ci/debian.py).
+Lane d compiles, with low priority, while the tests of the others wait. What needs Debian packages is left out where they
+are missing (.ci/debian.py).
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
@@ -38,7 +39,10 @@ TORCH, TORCH_NPU, MINDSPORE, PADDLE = (
 )
 NUMPYS = TESTED["numpy"][:2]  # the main one and the oldest; the others are those of other Pythons
 PADDLES = ("3.3.0", "3.3.1")
-SHORT_TORCHES = ("2.10", "2.14")  # of `make test`: the oldest, and the first that differs most from the main one
+SHORT_TORCHES = (  # of `make test`
+    min(TESTED["torch"]),
+    *(asked.removeprefix("torch==")[:4] for asked in steps.PROJECT["dependency-groups"]["newest-torch"]),
+)
 MUCH_OF_TORCH = (
     *("backend", "backend_errors", "backend_groups", "backend_modes", "compile", "graphs", "nn"),
     *("torch_functions", "torch_reshard"),
@@ -169,8 +173,7 @@ def npu_versions(session: nox.Session, version: str) -> None:
     session.install("--no-deps", "torch_npu==2.10.0.post6" if version == "2.10" else f"torch_npu=={version}.*")
     session.install("pyyaml", "numpy")
     steps.record(session, "torch", "torch_npu")
-    tests = ("test_the_same_bits_as_torch_npu", "test_regions_async_and_learnt_counts")
-    steps.framework_tests(session, " ".join(f"tests/npu/test_npu_groups.py::{test}" for test in tests))
+    steps.framework_tests(session, " ".join(f"tests/npu/test_npu_{name}.py" for name in ("groups", "functions", "moe")))
 
 
 @nox.session
@@ -264,7 +267,7 @@ def mindspore_versions(session: nox.Session, version: str) -> None:
     """What MindSpore's front end computes, on every tested version; 2.8 lacks a module of graphs that it needs."""
     session.install(f"mindspore=={version}.*", "numpy<2")
     steps.record(session, "numpy", "mindspore")
-    tests = "tests/mindspore/test_mindspore_checks.py"
+    tests = " ".join(f"tests/mindspore/test_mindspore_{name}.py" for name in ("checks", "alone", "around"))
     steps.framework_tests(session, tests, f"mindspore=={version}.*", "numpy<2", preload="mindspore")
 
 
@@ -403,7 +406,7 @@ def torch_npu_tests(session: nox.Session) -> None:
     session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
 
 
-@nox.session(venv_backend="none", tags=["lane-c"])
+@nox.session(venv_backend="none", tags=["lane-d"])
 def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: what reads memory of others and messages; all with ``-- .``."""
     most = "^(bootstrap|broken_peer|broken_tcp_peer|changed_row|control|kernel|tcp)_test$|^transport_selftest$"
@@ -426,10 +429,10 @@ def tsan_python(session: nox.Session) -> None:
     steps.sanitized_tests(session, "tsan_python", [f"tests/{room}" for room in PLAIN_ROOMS], "threads and not fork")
 
 
-@nox.session(venv_backend="none", tags=["lane-c"])
+@nox.session(venv_backend="none", tags=["lane-d"])
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has the most threads in tests/cpp, thread ranks too; all that has any with ``-- .``."""
-    most = "^(call_queue|control|links|reactor|tcp)_test$|^transport_selftest$"
+    most = "^(call_queue|control|links|reactor)_test$|^transport_selftest$"
     # Others have one thread, or a peer that races on purpose.
     others = "kernel|half|quantize|rows_test|algorithm|plan|hccl_test|broken|changed_row"
     chosen = [name for name in steps.cpp_tests(*(session.posargs or [most])) if not re.search(others, name)]
@@ -437,7 +440,7 @@ def tsan(session: nox.Session) -> None:
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=steps.UNRANDOMIZED)
 
 
-@nox.session(venv_backend="none", tags=["lane-b"])
+@nox.session(venv_backend="none", tags=["lane-d"])
 def aarch64(session: nox.Session) -> None:
     """Cross-compile the kernels and run their tests under qemu-user."""
     _cross_compile(session, "^(half|kernel|quantize|rows)_")

@@ -72,7 +72,7 @@ def test_json(found):
 
 def test_versions_are_tested_or_not(monkeypatch):
     assert software._stated("torch", "2.14.1+cpu") == "2.14.1+cpu, tested"
-    known = "2.10, 2.13, 2.14, 2.15"
+    known = "2.10, 2.11, 2.12, 2.13, 2.14, 2.15"
     assert software._stated("torch", "2.9.1") == f"2.9.1, untested: the tests run on {known}"
     assert software._stated("mpi4py", "4.1.2") == "4.1.2"
     assert software._stated("torch", "") == ""
