@@ -1,7 +1,7 @@
 """The checks that ``make test`` runs, one session each: first the tag ``first``, then four lanes side by side.
 
-Lane d compiles, with low priority, while the tests of the others wait. What needs Debian packages is left out where they
-are missing (.ci/debian.py).
+Lane d compiles, with low priority, while the tests of the others wait. What needs Debian packages is left out where
+they are missing (.ci/debian.py).
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.

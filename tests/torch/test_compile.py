@@ -158,7 +158,9 @@ def test_rows_without_elements(comm: Communicator) -> None:
 
     _check(function, "aot_eager", [(torch.ones(3, *tail),) for tail in ((0,), (2, 0), (0, 2))])
     assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
-    with pytest.raises(Exception, match=r"InvalidParamError\(.input has rows without elements, expected"):
+    # The compiler of torch 2.11 shows the class alone.
+    arguments = r"\(\)" if torch.__version__[:5] == "2.11." else ".input has rows without elements, expected"
+    with pytest.raises(Exception, match=rf"InvalidParamError\({arguments}"):
         compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))
 
 

@@ -48,15 +48,15 @@ def collective(
 
 _NAMES = frozenset(each.name for each in REDUCE_OPS)
 _SUM = dist.ReduceOp.SUM  # named where a graph makes `Parameters`: torch 2.10 cannot take the default
-_IN_2_10 = torch.__version__ < (2, 11)
+_BEFORE_2_12 = torch.__version__ < (2, 12)
 
 
 def _name_of(op: Any) -> str:
     """Returns torch's name of a ReduceOp."""
-    if type(op) is dist.ReduceOp.RedOpType and op.name in _NAMES:  # torch 2.10 has no constant of it
+    if type(op) is dist.ReduceOp.RedOpType and op.name in _NAMES:  # torch 2.10 and 2.11 have no constant of it
         name: str = op.name
         return name
-    if _IN_2_10 and type(op) is dist.ReduceOp:
+    if _BEFORE_2_12 and type(op) is dist.ReduceOp:
         name = op.op.name
         return name
     return _name_of_object(op)
