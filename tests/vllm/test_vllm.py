@@ -123,3 +123,14 @@ def test_experts_in_one_operator(model: Callable[[str], Path], operator: str) ->
     options = EAGER | EXPERTS | {"quantization": "ascend", "hf_overrides": {"moe_quantize": "w8a8_dynamic"}}
     mode = "1" if operator == "dispatch_ffn_combine" else "2"
     _check(model("qwen3_moe-w8a8"), "bfloat16", options, VLLM_ASCEND_ENABLE_FUSED_MC2=mode)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("devices", [[[7, 2, 0, 5], [1, 3, 6, 4]], [[7, 2, 0, 5, 1], [1, 3, 6, 4, 7]]])
+def test_expert_maps(model: Callable[[str], Path], devices: list[list[int]], tmp_path: Path) -> None:
+    """A file says which NPU has which experts in each layer: in any order, some on both."""
+    layer = {"device_list": [{"device_expert": experts} for experts in devices]}
+    file = tmp_path / "experts.json"
+    file.write_text(json.dumps({"moe_layer_count": 2, "layer_list": [layer, layer]}))
+    options = EAGER | EXPERTS | {"additional_config": {"eplb_config": {"expert_map_path": str(file)}}}
+    _check(model("qwen3_moe"), "float32", options)

@@ -22,7 +22,7 @@ PROMPTS = ([5, 17, 301, 44], [100, 230, 8])
 NEW = 8  # tokens per prompt
 # By the number of ranks, for each rank's calls: the prompts' numbers, and the tokens of each. A rank that has ended its
 # prompts takes part in the others' steps.
-SHARES = {1: [[{0: NEW, 1: NEW}]], 2: [[{0: NEW, 1: 3}, {1: 1}], [{1: 2}, {0: NEW}]]}
+SHARES = {1: [[{0: NEW, 1: NEW}]], 2: [[{0: NEW, 1: 3}, {1: 1}, {0: 2}], [{1: 2}, {0: NEW}, {}]]}
 CLEAR_TOKEN = 0.3  # how far from the next a choice is that rounding cannot turn over
 CLEAR_EXPERT = {
     "": 0.1,
@@ -222,13 +222,16 @@ def serve(folder: Path, options: str) -> None:
     # for a few tokens alone vllm-ascend exchanges rows another way, and rounds them otherwise.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    room: dict[str, Any] = {
+        "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.3,
+    }  # fmt: skip
     if size > 1:  # the ranks are data parallel
         host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         job = {"SIZE": str(size), "RANK": str(rank), "MASTER_IP": host, "MASTER_PORT": port}
         os.environ |= {f"VLLM_DP_{name}": value for name, value in job.items()}
+        room["async_scheduling"] = False  # in one process it steps without work at the end, where others exchange
     from vllm import LLM, SamplingParams
 
-    room = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.3}
     llm = LLM(model=str(folder), skip_tokenizer_init=True, seed=0, **room | json.loads(options))
     for share in SHARES[size][rank]:
         sampling = [
