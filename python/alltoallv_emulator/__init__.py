@@ -76,7 +76,7 @@ def environment(
             length, as a device does (``length``).
         cann_version: The CANN version that programs see, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
         faults: Faults to inject, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: see docs/emulator.md.
-        packages: Of CANN's Python packages, those of :data:`PACKAGES` that programs find where the real ones are not.
+        packages: CANN's Python packages, of :data:`PACKAGES`, that programs find where the real ones are not.
     """
     env = {"PATH": os.defpath} | dict(os.environ if base is None else base)
     folder = library_folder()

@@ -216,7 +216,7 @@ class _Recorder(modes.TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any, inputs: set[int]) -> Any:
         """Calls an operator, whose arguments may be what a program gives values before a replay only.
 
-        Where those of now are none that the operator takes, its results have the shapes that it gives without values.
+        Where the operator does not take the present values, its results have the shapes that it gives without values.
         """
         try:
             return func(*args, **kwargs)
