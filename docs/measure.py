@@ -69,11 +69,11 @@ RUNS = (
     Run("calls", "overhead --np 2 --bytes 1K", f"{MPI},gloo", environment="torch"),
     Run("backend", "backend --np 2", environment="torch"),
     # Into `empty()` outputs, as the peers receive into arrays made once; what the operator allocates alternates.
-    Run("plan", f"alltoallv --api plan --np 2,4,8 --bytes {SIZES} --output empty", MPI, 3.0),
+    Run("plan", f"alltoallv --api plan --np 2,4,8 --bytes {SIZES} --output empty --ways", MPI, 3.0),
     # Every peer is called as ours is: MPI with arrays, gloo with tensors.
-    Run("function", f"alltoallv --np 2,4 --bytes {SIZES}", MPI),
-    Run("private", f"alltoallv --np 2,4 --bytes {SIZES} --output private", MPI),
-    Run("cycle", f"alltoallv --api plan --np 2 --bytes {SIZES} --output empty --variant cycle", MPI, 3.0),
+    Run("function", f"alltoallv --np 2,4,8 --bytes {SIZES} --ways", MPI),
+    Run("private", f"alltoallv --np 2,4,8 --bytes {SIZES} --output private --ways", MPI),
+    Run("cycle", f"alltoallv --api plan --np 2,4,8 --bytes {SIZES} --output empty --variant cycle --ways", MPI, 3.0),
     Run("torch", f"alltoallv --api torch --np 2,4 --bytes {SIZES}", "gloo"),
     Run("allreduce", "allreduce --np 2,4 --bytes 1K,64K,1M,16M,64M", f"gloo,{MPI}", 3.0),
     Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
