@@ -208,7 +208,14 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str, prel
 
 
 def install_torch(session: nox.Session, version: str) -> None:
-    """Installs a version of torch without the libraries for GPUs that PyPI's build for x86_64 asks for."""
+    """Installs a version of torch without the libraries for GPUs that PyPI's build for x86_64 asks for.
+
+    Where this machine's pip may not have that version, the session is skipped, and says so.
+    """
+    for file in filter(os.path.isfile, os.environ.get("UV_CONSTRAINT", "").split()):
+        for text in re.findall(r"^torch\b[^#\n]*", Path(file).read_text(), re.MULTILINE):
+            if version not in Requirement(text.strip()).specifier:
+                session.skip(f"{file} allows {text.strip()}, not {version}")
     session.install("--no-deps", f"torch=={version}.*")
     session.install("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools")
     (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
