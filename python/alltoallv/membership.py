@@ -218,7 +218,12 @@ def meet(
         try:
             core = connect_all()
             if core not in epochs:
-                epochs[core] = 1 + int(_gather(core, [epoch], options.join_timeout)[:, 0].max())
+                try:
+                    epochs[core] = 1 + int(_gather(core, [epoch], options.join_timeout)[:, 0].max())
+                except AllToAllVError:
+                    with contextlib.suppress(AllToAllVError):
+                        core.destroy()  # others may have met: they see at once that this rank meets anew
+                    raise
             return core
         except PeerLostError:
             _core.check_living(options.processes, options.rank, options.domain)

@@ -80,6 +80,40 @@ print(state.tolist(), comm.epoch, os.environ["ALLTOALLV_REPLACEMENT"], flush=Tru
     assert "exited with code 1, and is started again; 0 more may be (--replace)" in result.stderr
 
 
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_rank_that_meets_anew_does_not_keep_others_that_have_met(tmp_path: Path, backend: str) -> None:
+    """As where a rank dies at the end of a meeting, after its last part came to some of the others."""
+    program = """
+import os, signal, sys
+import numpy as np
+from alltoallv import Communicator, membership
+from alltoallv.errors import PeerLostError
+from alltoallv.numpy import all_reduce
+
+comm = Communicator.from_env(backend=sys.argv[1], timeout=30)
+gather = membership._gather
+
+def lost_afterwards(*arguments):
+    membership._gather = gather
+    gather(*arguments)
+    raise PeerLostError("as if a rank had died")
+
+while comm.epoch < 2:
+    try:
+        if (comm.rank, comm.epoch) == (0, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        all_reduce(np.array([1]), group=comm)
+    except PeerLostError:
+        if (comm.rank, comm.epoch) == (2, 0):
+            membership._gather = lost_afterwards
+        comm = comm.rejoin()
+print(comm.epoch, int(all_reduce(np.array([10**comm.rank]), group=comm)[0]), flush=True)
+"""
+    result = run(tmp_path, program, "-n", "3", "--replace", "1", arguments=[backend], text=True)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[{rank}] 2 111" for rank in range(3)]
+
+
 _HALVES = """
 import os, sys
 from alltoallv import Communicator
