@@ -432,7 +432,7 @@ def tsan_python(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["lane-d"])
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has the most threads in tests/cpp, thread ranks too; all that has any with ``-- .``."""
-    most = "^(call_queue|control|links|reactor)_test$|^transport_selftest$"
+    most = "^(call_queue|control|links|reactor|tcp)_test$|^transport_selftest$"
     # Others have one thread, or a peer that races on purpose.
     others = "kernel|half|quantize|rows_test|algorithm|plan|hccl_test|broken|changed_row"
     chosen = [name for name in steps.cpp_tests(*(session.posargs or [most])) if not re.search(others, name)]

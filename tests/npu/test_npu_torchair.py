@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-import pytest
 import torch
 from npu_ranks import caught, use_device
 from on_ranks import on_ranks
-
-pytest.importorskip("google.protobuf", reason="torchair asks for protobuf")
 
 
 def _layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -46,5 +42,4 @@ def test_torchair_compiles_to_npu_graphs(rank: int, size: int) -> None:
 @on_ranks(1, communicator=False)
 def test_npugraph_ex_compiles_to_npu_graphs(rank: int, size: int) -> None:
     device = use_device(rank)
-    if importlib.util.find_spec("torch_npu.dynamo.npugraph_ex") is not None:  # newer releases have it
-        _check_graphs(importlib.import_module("npugraph_ex"), "npugraph_ex", device)
+    _check_graphs(importlib.import_module("npugraph_ex"), "npugraph_ex", device)

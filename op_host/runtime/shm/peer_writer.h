@@ -4,7 +4,7 @@
 /// An ordinary store has to take each line away from the processor that read it last. If the two share a cache, that
 /// costs little and keeps the data near; between caches, sockets, or the processors of a virtual machine that its host
 /// moves about, it costs hundreds of nanoseconds per line, and streaming stores are several times faster. The topology
-/// alone does not show which is true, nor how long it takes to read a peer's private memory.
+/// alone does not show which is true.
 #pragma once
 
 #include <cstddef>
@@ -54,11 +54,8 @@ class PeerWriter {
     /// Copies past the caches; call it if `streams()`.
     void stream(void* to, const void* from, size_t bytes) {
         kernel::copy_streaming(to, from, bytes);
-        passed(bytes);
+        timed_.bytes += static_cast<double>(bytes);
     }
-
-    /// Counts bytes that went another way, because of `streams()`.
-    void passed(size_t bytes) { timed_.bytes += static_cast<double>(bytes); }
 
     /// `make(at)` computes `bytes`: directly at `to`, or in `bounce`, from where they go past the caches.
     template <class Make>
