@@ -65,8 +65,9 @@ void aclAppLog(aclLogLevel logLevel, const char* func, const char*, uint32_t, co
 
 /// Returns the name of the product whose limits torch_npu's operators check.
 const char* aclrtGetSocName() {
-    const char* product = std::getenv("ALLTOALLV_NPU_PRODUCT");
-    return product != nullptr && std::string_view(product) == "A2" ? "Ascend910B1" : "Ascend910_9391";
+    const char* named = std::getenv("ALLTOALLV_NPU_PRODUCT");
+    const std::string_view product = named == nullptr ? "" : named;
+    return product == "A2" ? "Ascend910B1" : product == "950" ? "Ascend950DT_9591" : "Ascend910_9391";
 }
 
 aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* patchVersion) {

@@ -72,14 +72,15 @@ nothing about the speed of an NPU, and CANN's kernels may round differently with
 
 The families Moe distribute, Moe alltoallv and Parallel matmuls communicate over the group that `hcom` or `group_ep`
 names. Each case runs on 2 and on 4 ranks; the reference is one process that has the arguments of all ranks. torch_npu
-has no gradients for these operators, but on CPU tensors (`alltoallv.npu_ops`) they have. If ranks disagree, or one
-rank refuses its arguments, all ranks raise the error. The limits in the devices' documentation (dtypes, world sizes,
-hidden sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the
-default) or `A2`. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first `shared_expert_rank_num` ranks hold the
-copies of the shared expert; the tokens of rank r go to copy r modulo the number of copies. Dispatch has `quant_mode` 0
-to 5; a limit keeps all but 0 and 2 from A2 and A3. With `tp_world_size` 2 a rank has its own rows first, and then those
-of the other rank of `group_tp`. With `elastic_info` the ranks that are left exchange without the others; an error
-reaches these too, unless it is about `elastic_info`. The matrix products refuse scales of blocks (mx).
+has no gradients for these operators, but on CPU tensors (`alltoallv.npu_ops`) they have. If ranks disagree, or one rank
+refuses its arguments, all ranks raise the error. The limits in the devices' documentation (dtypes, world sizes, hidden
+sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the default) or
+`A2`; those of `950` are not known for them. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first
+`shared_expert_rank_num` ranks hold the copies of the shared expert; the tokens of rank r go to copy r modulo the number
+of copies. Dispatch has `quant_mode` 0 to 5; a limit keeps all but 0 and 2 from A2 and A3. With `tp_world_size` 2 a rank
+has its own rows first, and then those of the other rank of `group_tp`. With `elastic_info` the ranks that are left
+exchange without the others; an error reaches these too, unless it is about `elastic_info`. The matrix products refuse
+scales of blocks (mx).
 
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 import alltoallv_emulator as emulator
 
-NAMES = {"": "Ascend910_9391", "A2": "Ascend910B1"}
+NAMES = {"": "Ascend910_9391", "A2": "Ascend910B1", "950": "Ascend950DT_9591"}
 
 
 def run(*command: str, product: str = "", **options: object) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def smi(*arguments: str, product: str = "") -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("product", ["A2", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("product", ["A2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", "950"))])
 def test_the_product_is_the_same_everywhere(product: str) -> None:
     """torch_npu's names, pyACL's, npu-smi's, and the limits that operators check."""
     program = (
@@ -38,7 +38,7 @@ def test_the_product_is_the_same_everywhere(product: str) -> None:
     name, version, limits, of_acl = result.stdout.split()[-4:]
     assert name == of_acl == NAMES[product]
     # As vllm-ascend tells the products apart.
-    versions = {"A2": range(220, 226), "A3": range(250, 256)}
+    versions = {"A2": range(220, 226), "A3": range(250, 256), "950": range(260, 261)}
     assert int(version) in versions[limits]
     board = dict(re.findall(r"^\s*(.+?)\s*: (.+)$", smi("-t", "board", "-i", "0", product=product), re.MULTILINE))
     if limits == "A2":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,96 @@ def test_all_of_a_layer_in_one_call(rank: int, size: int, file: str) -> None:
         error = str(caught(lambda: package.mega_moe(*given, *lists, buffer, activation_clamp=1.0)))
         assert "activation_clamp is 1.0, expected SwiGLU without more" in error
         assert "for Ascend 950 only" in str(caught(lambda: package.ElasticBuffer(world)))
+
+
+# Numbers of hifloat8 at the ends of its fields, and what they mean (Huawei's en_dtypes 0.0.4).
+HIFLOAT8 = {
+    0x00: 0.0, 0x01: 2.0**-22, 0x07: 2.0**-16, 0x08: 1.0, 0x0F: 1.875, 0x10: 2.0, 0x1F: 0.9375, 0x20: 4.0, 0x2F: 15.0,
+    0x30: 0.25, 0x3F: 0.234375, 0x40: 16.0, 0x5F: 0.013671875, 0x60: 256.0, 0x6E: 2.0**15, 0x7F: 1.5 * 2.0**-15,
+    0x88: -1.0,
+}  # fmt: skip
+
+
+def _quantized(
+    rank: int, kind: str, rows: tuple[int, ...], hidden: int
+) -> tuple[Tensor, Tensor, dict[str, int], Tensor]:
+    """Numbers of a rank, their scales, what names their dtypes, and the values in float64."""
+    made = torch.Generator().manual_seed(rank)
+    if kind == "hifloat8":
+        x = torch.tensor(list(HIFLOAT8), dtype=torch.uint8)[
+            torch.randint(len(HIFLOAT8), (*rows, hidden), generator=made)
+        ]
+        numbers = torch.tensor([HIFLOAT8.get(code, 0.0) for code in range(256)]).double()[x.long()]
+    else:
+        dtype = getattr(torch, kind.removeprefix("mx_"))
+        x = (torch.randn(*rows, hidden, generator=made) * 20).to(dtype)
+        numbers = x.double()
+    if kind.startswith("mx_"):
+        exponents = torch.randint(117, 137, (*rows, hidden // 64, 2), generator=made, dtype=torch.uint8)
+        values = numbers * (2.0 ** (exponents.double() - 127)).flatten(-2).repeat_interleave(32, -1)
+        return x, exponents, {"scales_dtype": 293}, values
+    scales = torch.rand(*rows, hidden // 128, generator=made)
+    values = numbers * scales.double().repeat_interleave(128, -1)
+    return x, scales, {"x_dtype": 290} if kind == "hifloat8" else {}, values
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "kind", ["int8", "float8_e5m2", "float8_e4m3fn", "hifloat8", "mx_float8_e5m2", "mx_float8_e4m3fn"]
+)
+@on_ranks(communicator=False, env=WITH | {"ALLTOALLV_NPU_PRODUCT": "950", "ALLTOALLV_NPU_LIMITS": "keep"})
+def test_sums_of_quantized_numbers(rank: int, size: int, kind: str, file: str) -> None:
+    with group(rank, size, file) as (world, device):
+        package: Any = importlib.import_module("cann_ops_transformer")
+        hcom = world._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+        for rows in ((8,), (2, 4)):
+            every = [_quantized(other, kind, rows, 1024) for other in range(size)]
+            total = torch.stack([values for *_, values in every]).sum(0)
+            magnitude = torch.stack([values.abs() for *_, values in every]).sum(0).max()
+            x, scales, dtypes, _ = every[rank]
+            given = x.to(device), scales.to(device), hcom, size
+            for code, dtype in ((None, torch.bfloat16), (5, torch.float16), (6, torch.float32)):
+                scale = torch.finfo(dtype).eps
+                close = {"rtol": scale, "atol": float(magnitude) * 2.0**-22}
+                if dtype == torch.float16 and magnitude > 65504:
+                    continue
+                y = package.quant_all_reduce(*given, output_dtype=code, **dtypes)
+                assert y.dtype == dtype
+                torch.testing.assert_close(y.cpu().double(), total, **close)
+                part = package.quant_reduce_scatter(*given, output_dtype=code, **dtypes)
+                own = total.flatten(0, -2).chunk(size)[rank]
+                torch.testing.assert_close(part.cpu().double(), own, **close)
+
+
+@on_ranks(2, communicator=False, env=WITH | {"ALLTOALLV_NPU_LIMITS": "keep"})
+def test_sums_of_quantized_numbers_that_are_refused(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (world, device):
+        package: Any = importlib.import_module("cann_ops_transformer")
+        hcom = world._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+        x, scales = torch.ones(4, 1024, dtype=torch.int8, device=device), torch.ones(4, 8, device=device)
+        halves, wide = torch.ones(4, 16, device=device), torch.ones(4, 2048 * 8, dtype=torch.int8, device=device)
+        bytes_of, mx = (
+            torch.ones(4, 1024, dtype=torch.uint8, device=device),
+            scales.byte().view(4, 4, 2).expand(4, 4, 2),
+        )
+
+        def refused(*given: Any, **options: Any) -> str:
+            return str(caught(lambda: package.quant_all_reduce(*given, hcom, 2, **options)))
+
+        assert "ALLTOALLV_NPU_PRODUCT is A3, expected 950" in refused(x, scales)
+        os.environ["ALLTOALLV_NPU_PRODUCT"] = "950"
+        assert "reduce_op is 'max'; the emulator expects 'sum'" in refused(x, scales, reduce_op="max")
+        assert "output_dtype is" in refused(x, scales, output_dtype=1)
+        assert "a scale for 128 numbers" in refused(x, halves)
+        assert "uint8 where x_dtype is hifloat8" in refused(bytes_of, scales)
+        assert "torch.int8, as x_dtype says" in refused(bytes_of, scales, x_dtype=1)
+        assert "float8_e4m3fn or float8_e5m2, for scales of float8_e8m0fnu" in refused(x, mx, scales_dtype=293)
+        assert "rows of 16384, expected 1024 to 8192 on 950" in refused(wide, torch.ones(4, 128, device=device))
+        part = caught(lambda: package.quant_reduce_scatter(x[:3], scales[:3], hcom, 2))
+        assert "rows that 2 ranks share equally" in str(part)
+        other = x if rank else x.view(2, 2, 1024)
+        differ = refused(other, scales.view(*other.shape[:-1], 8))
+        assert "x's shape is [2, 2, 1024] on rank 0 and [4, 1024] on rank 1" in differ
 
 
 def test_programs_find_the_package_where_they_ask_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,20 @@
 """Holds what the devices' documentation demands of operators that communicate; the emulator keeps to it.
 
-``ALLTOALLV_NPU_PRODUCT`` names which product: A3 (the default) or A2. ``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits,
-for sizes that suit a laptop. This module needs no torch: ``python -m alltoallv plan --moe`` asks it as well.
+``ALLTOALLV_NPU_PRODUCT`` names which product: A3 (the default), A2 or, for the operators that only it has, 950.
+``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits, for sizes that suit a laptop. This module needs no torch:
+``python -m alltoallv plan --moe`` asks it as well.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch.variables import integer
 
-Product = Literal["A2", "A3"]
+Product = Literal["A2", "A3", "950"]
 _MB = 1 << 20
 _RELAX = "ALLTOALLV_NPU_LIMITS=relax lifts the limits of the device"
 
@@ -22,12 +23,13 @@ def product() -> Product:
     """Returns the product whose limits are checked.
 
     Raises:
-        InvalidParamError: ``ALLTOALLV_NPU_PRODUCT`` is neither A2 nor A3.
+        InvalidParamError: ``ALLTOALLV_NPU_PRODUCT`` is none of A2, A3 and 950.
     """
     value = os.environ.get("ALLTOALLV_NPU_PRODUCT") or "A3"
-    if value not in ("A2", "A3"):
-        raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2 or A3", id=1409)
-    return "A2" if value == "A2" else "A3"
+    for known in get_args(Product):
+        if value == known:
+            return cast(Product, known)
+    raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2, A3 or 950", id=1409)
 
 
 def buffer_mb() -> int:
@@ -35,12 +37,18 @@ def buffer_mb() -> int:
     return integer(os.environ, "HCCL_BUFFSIZE", 200) if os.environ.get("HCCL_BUFFSIZE") else 200
 
 
-def check(breaches: Callable[[Product], Iterable[str]]) -> None:
-    """Raises InvalidParamError with the first limit that the call breaks on this process's product."""
+def check(breaches: Callable[[Product], Iterable[str]], products: tuple[Product, ...] = ("A2", "A3")) -> None:
+    """Raises InvalidParamError with the first limit that the call breaks on this process's product.
+
+    The limits of ``products`` are known; an operator that is called on another one is refused as well.
+    """
     value = os.environ.get("ALLTOALLV_NPU_LIMITS") or "keep"
     if value not in ("keep", "relax"):
         raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax", id=1410)
     if value == "keep":
+        if product() not in products:
+            wanted = f"{' or '.join(products)}, whose limits are known for this operator"
+            raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {product()}, expected {wanted} ({_RELAX})", id=1489)
         for breach in breaches(product()):
             raise InvalidParamError(f"{breach} ({_RELAX})", id=1480)
 

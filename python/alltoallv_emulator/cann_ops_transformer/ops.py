@@ -14,6 +14,8 @@ from alltoallv.npu_ops.fused_experts import mega_moe as formula
 from alltoallv.npu_ops.registry import Formula, Operator
 from alltoallv_emulator.host_views import on_host
 
+from .reductions import quant_all_reduce, quant_reduce_scatter
+
 __all__ = [
     "ElasticBuffer", "MoeDistributeBuffer", "SymmBuffer", "all_gather_quant_matmul", "all_to_all_quant_matmul",
     "get_symm_buffer_for_mega_moe", "mega_moe", "quant_all_reduce", "quant_reduce_scatter",
@@ -225,5 +227,3 @@ def _refused(name: str) -> Callable[..., Any]:
 ElasticBuffer = _refused("ElasticBuffer")
 all_gather_quant_matmul = _refused("all_gather_quant_matmul")
 all_to_all_quant_matmul = _refused("all_to_all_quant_matmul")
-quant_all_reduce = _refused("quant_all_reduce")
-quant_reduce_scatter = _refused("quant_reduce_scatter")
