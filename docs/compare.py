@@ -38,7 +38,8 @@ def times(run: Run, tree: Path, seconds: float) -> Times:
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
         peers = [] if run.name in ("kernels", "backend") else ["--peers", ""]
-        arguments = [*run.arguments.split(), *peers, "--seconds", str(seconds), "--json", raw.name]
+        wanted = run.arguments.replace(" --ways", "").split()
+        arguments = [*wanted, *peers, "--seconds", str(seconds), "--json", raw.name]
         command = [sys.executable, "-m", "alltoallv", "bench", *arguments]
         env = {**os.environ, "PYTHONPATH": str(tree / "python")}
         subprocess.run(command, check=True, env=env, capture_output=True, text=True)

@@ -59,8 +59,9 @@ TEST(a_little_quicker_is_not_worth_it) {
 TEST(what_is_expected_is_taken_first) {
     Runs runs;
     runs.expected = AlgorithmSelector::other;
-    CHECK(runs.run(16, 10, 20) == 16);
-    runs.run(64, 10, 20);
+    CHECK(runs.run(7, 10, 20) == 7);
+    CHECK(runs.run(3, 10, 20) == 0);
+    runs.run(70, 10, 20);
     CHECK(runs.run(48, 10, 20) == 0);
 }
 

@@ -38,7 +38,7 @@ class AlgorithmSelector {
         const bool known = std::max(times[usual], times[other]) < unknown;
         const Way best = known && times[unexpected] < worth_it_ * times[expected] ? unexpected : expected;
         const uint64_t place = place_of(number);
-        if (number < first_period || place >= 2 * trial) return {best, false};
+        if (place >= 2 * trial) return {best, false};
         // The expected way comes first, in caches that it has filled itself.
         const Way tried = place < trial ? expected : unexpected;
         const bool hopeless = known && times[tried] > 1.5 * times[best] && number / period % hopeless_windows != 0;
@@ -48,7 +48,7 @@ class AlgorithmSelector {
     /// Records how long they took, where `choose` has asked for it.
     void note(size_t bytes, uint64_t number, Way way, double nanoseconds) {
         Times& times = of(bytes).times[way];
-        const uint64_t window = 1 + (number - place_of(number)) / first_period;
+        const uint64_t window = number - place_of(number);
         if (times.window != window) times = {window, unknown, times.now};
         times.now = std::min(times.now, nanoseconds / static_cast<double>(bytes));
     }
@@ -57,7 +57,8 @@ class AlgorithmSelector {
     static constexpr double unknown = std::numeric_limits<double>::infinity();
     static constexpr uint64_t trial = 3;          // operators in a row by each way
     static constexpr uint64_t period = 64;        // operators from one trial to the next
-    static constexpr uint64_t first_period = 16;  // the same at the start; before the first trial memory is new
+    static constexpr uint64_t first_period = 16;  // the same at the start
+    static constexpr uint64_t first = 4;          // operators before the first trial: memory is new
     static constexpr uint64_t hopeless_windows = 8;
 
     /// The least times per byte of the last two trials: an interruption makes single operators slower.
@@ -71,7 +72,12 @@ class AlgorithmSelector {
         double best(Way way) const { return std::min(times[way].now, times[way].before); }
     };
 
-    static uint64_t place_of(uint64_t number) { return number % (number < period ? first_period : period); }
+    /// Returns how many operators before this one its trial has begun, or would have.
+    static uint64_t place_of(uint64_t number) {
+        if (number < first) return first_period;
+        if (number < first_period) return number - first;
+        return number % (number < period ? first_period : period);
+    }
     Record& of(size_t bytes) { return by_size_[static_cast<size_t>(std::bit_width(bytes))]; }
 
     double worth_it_;

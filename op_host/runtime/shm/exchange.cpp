@@ -14,8 +14,9 @@ constexpr size_t pushed_from = 4096;
 /// Bytes up to which two copies may be faster than the kernel's one.
 constexpr size_t copied_twice = size_t{1} << 20;
 
-/// Bytes from which stores that pass the caches may be faster than others.
-constexpr size_t maybe_streamed = size_t{64} << 10;
+/// Bytes from which stores that pass the caches may be faster than others; who reads what has passed them waits for it,
+/// and with fewer bytes that takes longer than the stores have saved.
+constexpr size_t maybe_streamed = size_t{8} << 20;
 
 /// Measures the time between `go_on` and `pause`, if it is on.
 class Stopwatch {

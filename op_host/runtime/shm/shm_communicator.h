@@ -170,7 +170,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     // What is quicker, at once or by the other way: the ring between two ranks, into shared and into private outputs;
     // two copies of private memory with shared memory between; stores past the caches.
     std::array<AlgorithmSelector, 2> rings_;
-    AlgorithmSelector reads_, streams_{0.75};  // who reads what has passed the caches waits for it
+    AlgorithmSelector reads_, streams_;
     HugepagePromoter promoter_;
     std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
     std::vector<Copy> copies_;
