@@ -603,10 +603,11 @@ void bind_moe(nb::module_& m) {
                                           .release());
         },
         "adapter"_a.none(), "communicator"_a, "rows"_a, "weights"_a.none(), "gates"_a.none(), "route"_a, "tokens"_a,
-        "k"_a, "payload"_a = "", "whole"_a = false, "beside"_a = "", "begins"_a = false,
+        "k"_a, "payload"_a = "", "undivided"_a = false, "agreed_terms"_a = "", "begins"_a = false,
         "Brings rows times their gates back; returns the sums over each token's choices, the weights, and whether rows "
-        "have been added: if not, the first has the rows of all choices. `whole`: in one piece; `beside`: what else "
-        "ranks agree on; `begins`: returns a MoeCollect.");
+        "have been added: if not, the first has the rows of all choices. `undivided`: in one piece; `agreed_terms`: "
+        "what "
+        "else ranks agree on; `begins`: returns a MoeCollect.");
     m.def(
         "moe_terms",
         [](const std::string& dtype, size_t length, const std::string& text) {

@@ -753,7 +753,7 @@ void bind_checked_call(nb::module_& m) {
             },
             "adapter"_a, "communicator"_a, "op"_a, "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
             "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(), "counts"_a.none() = nb::none(),
-            "whole"_a.none() = nb::none(), "names"_a = nb::make_tuple("tensor", "tensor", "counts"))
+            "one_tensor"_a.none() = nb::none(), "names"_a = nb::make_tuple("tensor", "tensor", "counts"))
         .def_ro("result", &CheckedCall::result, "What it writes: a tensor, or a list.")
         .def_ro("inputs", &CheckedCall::inputs, "The tensors that it reads.")
         .def_ro("outputs", &CheckedCall::outputs, "The tensors that it writes.")
@@ -765,12 +765,13 @@ void bind_checked_call(nb::module_& m) {
     m.def(
         "call", &call, "adapter"_a, "communicator"_a, "op"_a, "outputs"_a.none() = nb::none(),
         "inputs"_a.none() = nb::none(), "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(),
-        "counts"_a.none() = nb::none(), "whole"_a.none() = nb::none(),
+        "counts"_a.none() = nb::none(), "one_tensor"_a.none() = nb::none(),
         "names"_a = nb::make_tuple("tensor", "tensor", "counts"), "async_op"_a.none() = false,
         "timeout"_a.none() = nb::none(), "leaves"_a.none() = nb::none(),
         nb::sig(
             "def call(adapter: object, communicator: Communicator, op: str, outputs: object = None, inputs: object = "
-            "None, root: object = None, reduce_op: object = None, counts: object = None, whole: bool | None = None, "
+            "None, root: object = None, reduce_op: object = None, counts: object = None, one_tensor: bool | None = "
+            "None, "
             "names: tuple[str, str, str] = ..., async_op: object = False, timeout: object = None, leaves: object "
             "= None) -> typing.Any"),
         "Checks a collective on the caller's tensors and runs it: the result, or with async_op that, the pending call "

@@ -345,7 +345,8 @@ class Dispatching(ABC, Generic[A]):
         with guard(comm, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        terms: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": single, "begins": begins}
+        payload = self.routing.combine_payload or ""
+        terms: Any = {"gates": gates, "payload": payload, "undivided": single, "begins": begins}
         arriving = collect(self.adapter, comm, array, None, state.route, *state.ids.shape, **terms)
         return lambda: self.combined(rows, state, arriving()[0])
 

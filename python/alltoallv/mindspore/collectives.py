@@ -320,7 +320,9 @@ def all_gather(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return front_end.call("all_gather", group, async_op, tensor_list, tensor, _NAMES, whole=False, gradient=_gathered)
+    return front_end.call(
+        "all_gather", group, async_op, tensor_list, tensor, _NAMES, one_tensor=False, gradient=_gathered
+    )
 
 
 def all_gather_into_tensor_uneven(
@@ -347,7 +349,7 @@ def all_gather_into_tensor_uneven(
     """
     names = "output", "input", "output_split_sizes"
     terms: dict[str, Any] = {"counts": _sizes(output_split_sizes), "gradient": _gathered}
-    return front_end.call("all_gather", group, async_op, output, input, names, whole=True, **terms)
+    return front_end.call("all_gather", group, async_op, output, input, names, one_tensor=True, **terms)
 
 
 def _gathered(comm: Communicator, call: CheckedCall) -> Values:

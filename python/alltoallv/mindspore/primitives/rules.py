@@ -148,7 +148,7 @@ def _reduce(attributes: Attributes, comm: Communicator, inputs: Sequence[Array])
 @rule("AllGather", "all_gather")
 def _all_gather(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) -> Plan:
     (x,) = inputs
-    return Plan([_rows(x, comm.size)], lambda outs: _call(comm, "all_gather", outs[0], x, whole=True))
+    return Plan([_rows(x, comm.size)], lambda outs: _call(comm, "all_gather", outs[0], x, one_tensor=True))
 
 
 @rule("AllGatherV", "all_gather")
@@ -158,7 +158,7 @@ def _all_gather_v(attributes: Attributes, comm: Communicator, inputs: Sequence[A
     names = "output", "input_x", "output_split_sizes"
     return Plan(
         [(sum(counts),)],
-        lambda outs: _call(comm, "all_gather", outs[0], x, counts=counts, whole=True, names=names),
+        lambda outs: _call(comm, "all_gather", outs[0], x, counts=counts, one_tensor=True, names=names),
     )
 
 
