@@ -192,10 +192,10 @@ def faults(found: list[Condition]) -> Iterator[str]:
 
 
 def free(kind: str, found: list[Condition]) -> Iterator[str]:
-    """Yields the first id of a class that is free."""
+    """Yields the next id of a class: one that has been in use does not come back with another meaning."""
     taken = {number for each in found for number in each.ids}
     digits = [digit for digit, kinds in CLASSES.items() if kind in kinds]
-    yield from (str(next(n for n in range(1000 * d + 1, 1000 * d + 1000) if n not in taken)) for d in digits)
+    yield from (str(max((n for n in taken if n // 1000 == d), default=1000 * d) + 1) for d in digits)
 
 
 def page(found: list[Condition]) -> str:

@@ -40,7 +40,7 @@ void check_soc(const DeviceInfo& device) {
 /// Checks rank and size; not called if a rank table or an external communicator defines them.
 void check_ranks(const AllToAllVParam& param, const std::optional<DeviceInfo>& device) {
     if (device && device->device_count < 0) throw invalid_param(1007, "the number of devices could not be queried");
-    if (param.rank_size <= 0) throw invalid_param(1008, "rank_size is ", param.rank_size, ", expected at least 1");
+    if (param.rank_size <= 0) throw too_small("rank_size", std::to_string(param.rank_size), 1);
     if (device && param.rank_size > device->device_count) {
         throw invalid_param(1009, "rank_size is ", param.rank_size, ", expected at most ", device->device_count,
                             ", the number of devices");

@@ -177,6 +177,20 @@ void bind_bounds(nb::module_& m) {
 }  // namespace
 
 void bind_quant(nb::module_& m) {
+    m.def(
+        "check_quantized_all_reduce",
+        [](const FormatName& format, bool dynamic, bool bound, bool feeds_back, bool gather_feeds_back,
+           int64_t leaves) {
+            QuantReduction asked;
+            asked.format = format_from_name(format);
+            asked.mode = dynamic ? QuantMode::dynamic : QuantMode::shared_scale;
+            asked.tells_bound = bound;
+            std::tie(asked.feeds_back, asked.gather_feeds_back) = std::pair(feeds_back, gather_feeds_back);
+            asked.leaves = leaves;
+            check_options(asked);
+        },
+        "format"_a, "dynamic"_a, "bound"_a, "feeds_back"_a, "gather_feeds_back"_a, "leaves"_a,
+        "Raises InvalidParamError for options that exclude each other.");
     nb::class_<CodeFormatInfo>(m, "CodeFormatInfo", "What elements become in a quantized collective.")
         .def_ro("bits", &CodeFormatInfo::bits, "Of a code.")
         .def_ro("mantissa", &CodeFormatInfo::mantissa, "Bits of a code's mantissa; -1: codes are integers.")

@@ -2,8 +2,11 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
+#include "bindings/checked_call.h"
 #include "bindings/counts.h"
 #include "bindings/plan.h"
+#include "bindings/text.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 namespace {
@@ -31,9 +34,106 @@ Request checked_request(int size, const Counts& shape, nb::handle send_counts, n
     return read_all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, out ? &target : nullptr);
 }
 
+using Region = std::pair<uintptr_t, size_t>;  // address of the first byte, bytes
+
+ByteRange range_of(const Region& region) {
+    return {region.first, region.second};
+}
+
+std::vector<ByteRange> ranges_of(const std::vector<Region>& regions) {
+    std::vector<ByteRange> ranges;
+    for (const Region& each : regions) ranges.push_back(range_of(each));
+    return ranges;
+}
+
+void bind_argument_checks(nb::module_& m) {
+    m.def("check_list", &check_list, "name"_a, "tensors"_a.none(), "size"_a,
+          "Raises InvalidParamError unless this is a list of one tensor for each of `size` ranks.");
+    m.def(
+        "check_shape",
+        [](const char* name, const Counts& shape, const Counts& expected) { check_shape(name, shape, expected); },
+        "name"_a, "shape"_a, "expected"_a, "Raises InvalidTensorError for another shape.");
+    m.def("check_count", &check_count, "name"_a, "count"_a, "expected"_a,
+          "Raises InvalidTensorError for another number of elements.");
+    m.def(
+        "check_apart",
+        [](const Region& output, const Region& input) { check_apart(range_of(output), range_of(input)); }, "output"_a,
+        "input"_a, "Raises InvalidParamError if the two overlap; a region is an address and its bytes.");
+    m.def(
+        "check_same_or_apart",
+        [](const Region& output, const Region& input) { check_same_or_apart(range_of(output), range_of(input)); },
+        "output"_a, "input"_a, "As `check_apart`, but both may begin at one place.");
+    m.def(
+        "check_gather_apart",
+        [](const Region& output, const Region& input, int rank) {
+            check_gather_apart(range_of(output), range_of(input), rank);
+        },
+        "output"_a, "input"_a, "rank"_a, "As `check_apart`, but the input may be this rank's part of the output.");
+    m.def(
+        "check_lists_apart",
+        [](const std::vector<Region>& outputs, const std::vector<Region>& inputs, const char* name) {
+            for (const Region& output : outputs)
+                for (const Region& input : inputs) check_apart(range_of(output), range_of(input));
+            check_outputs_apart(ranges_of(outputs), name);
+        },
+        "outputs"_a, "inputs"_a, "name"_a = "output_tensor_list",
+        "Raises InvalidParamError if an output overlaps an input or another output; `name`: of the outputs.");
+    m.def(
+        "check_own",
+        [](const char* name, const std::vector<Region>& regions, const Region& own, const std::string& dtype,
+           int rank) { check_own(name, ranges_of(regions), own.second, size_of(dtype_from_name(dtype)), rank); },
+        "name"_a, "regions"_a, "own"_a, "dtype"_a, "rank"_a,
+        "Raises InvalidTensorError unless the root's entry of its list is as long as its own tensor.");
+    m.def(
+        "check_part",
+        [](const char* name, int64_t count, const char* others, int64_t others_count, int rank) {
+            check_part(name, static_cast<size_t>(count), others, static_cast<size_t>(others_count), 1, rank);
+        },
+        "name"_a, "count"_a, "others"_a, "others_count"_a, "rank"_a,
+        "Raises InvalidTensorError unless a tensor is as long as this rank's entry of the list `others`.");
+    m.def(
+        "check_signs", [](const char* name, const Counts& counts) { check_signs(name, counts); }, "name"_a, "counts"_a,
+        "Raises InvalidParamError for a negative number.");
+    m.def(
+        "checked_least",
+        [](const char* name, nb::handle value, int64_t least) {
+            const std::optional<int64_t> number = integer_of(value);
+            if (!number || *number < least) throw too_small(name, utf8(nb::repr(value)), least);
+            return *number;
+        },
+        "name"_a, "value"_a.none(), "least"_a, "An integer of at least that; raises InvalidParamError for all else.");
+    m.def(
+        "checked_integer",
+        [](const char* name, nb::handle value, int64_t first, int64_t last) {
+            const std::optional<int64_t> number = integer_of(value);
+            if (!number || *number < first || *number > last)
+                throw invalid_param(1158, name, " is ", utf8(nb::repr(value)), ", expected an integer from ", first,
+                                    " to ", last);
+            return *number;
+        },
+        "name"_a, "value"_a.none(), "first"_a, "last"_a,
+        "An integer in these bounds; raises InvalidParamError for all else.");
+    m.def(
+        "pack",
+        [](const Counts& counts) {
+            Counts displs(counts.size());
+            pack(counts, displs);
+            return displs;
+        },
+        "counts"_a, "The displacements of regions that follow each other in rank order.");
+    m.def(
+        "to_elements",
+        [](Counts values, int64_t row) {
+            to_elements(values, row);
+            return values;
+        },
+        "values"_a, "row"_a, "Rows of `row` elements each, or displacements in them, as elements.");
+}
+
 }  // namespace
 
 void bind_request(nb::module_& m) {
+    bind_argument_checks(m);
     nb::class_<Request>(m, "Request", "What one rank's arguments ask of an exchange, checked.")
         .def_static("all_to_all_v", &checked_request, "size"_a, "shape"_a, "send_counts"_a.none(),
                     "recv_counts"_a.none() = nb::none(), "sdispls"_a.none() = nb::none(),
@@ -122,8 +222,8 @@ void bind_request(nb::module_& m) {
     m.def("reads_rows", &reads_rows, "unit"_a.none(), "dimensions"_a,
           "Whether counts count rows: 'row', 'element' or None, which means rows of 2 dimensions or more.");
     m.def(
-        "row_size", [](const Counts& shape) { return row_size(shape); }, "shape"_a,
-        "Elements of a row of dimension 0.");
+        "row_size", [](const Counts& shape, const char* name) { return row_size(shape, name); }, "shape"_a,
+        "name"_a = "input", "Elements of a row of dimension 0.");
     m.def("read_timeout", &read_timeout, "timeout"_a.none(), "Seconds above 0; negative for None.");
 }
 

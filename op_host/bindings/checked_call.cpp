@@ -98,16 +98,20 @@ Operand Tensors::make(std::vector<int64_t> shape, const Operand& like) const {
     return {std::move(tensor), like.dtype, bytes, std::move(shape)};
 }
 
+void check_list(std::string_view name, nb::handle tensors, int size) {
+    const Py_ssize_t length = PyObject_Size(tensors.ptr());
+    if (length < 0) {
+        PyErr_Clear();
+        throw invalid_param(1041, name, " is ", repr_of(tensors), ", expected ", size, " tensors, one per rank");
+    }
+    if (length != size) throw invalid_param(1042, name, " has ", length, " tensors, expected ", size, ", one per rank");
+}
+
 std::vector<nb::object> Tensors::listed(std::string_view name, nb::handle tensors, int size) const {
     const bool plain = adapter_.is_none();
     const nb::object list = plain ? nb::borrow(tensors) : nb::getattr(adapter_, names().listed)(name, tensors);
     if (plain && !PyList_CheckExact(list.ptr()) && !PyTuple_CheckExact(list.ptr())) need_adapter();
-    const Py_ssize_t length = PyObject_Size(list.ptr());
-    if (length < 0) {
-        PyErr_Clear();
-        throw invalid_param(1041, name, " is ", repr_of(list), ", expected ", size, " tensors, one per rank");
-    }
-    if (length != size) throw invalid_param(1042, name, " has ", length, " tensors, expected ", size, ", one per rank");
+    check_list(name, list, size);
     std::vector<nb::object> all;
     for (const nb::handle each : list) all.push_back(nb::borrow(each));
     return all;
@@ -142,18 +146,21 @@ int64_t checked_leaves(nb::handle leaves, Shape input, int size) {
     return number;
 }
 
-int checked_rank(std::string_view name, nb::handle rank, int size) {
-    int overflow = 0;
-    int64_t number = -1;
-    if (PyBool_Check(rank.ptr()) == 0 && PyIndex_Check(rank.ptr()) != 0) {
-        const nb::object index = nb::steal(PyNumber_Index(rank.ptr()));
-        if (index.is_valid())
-            number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-        else
-            PyErr_Clear();  // NumPy's arrays also have the method
+std::optional<int64_t> integer_of(nb::handle value) {
+    if (PyBool_Check(value.ptr()) != 0 || PyIndex_Check(value.ptr()) == 0) return std::nullopt;
+    const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+    if (!index.is_valid()) {
+        PyErr_Clear();  // NumPy's arrays also have the method
+        return std::nullopt;
     }
-    if (overflow != 0 || number < 0 || number >= size)
-        throw invalid_param(1046, name, " is ", repr_of(rank), ", expected 0 <= ", name, " < ", size);
+    int overflow = 0;
+    const int64_t number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    return overflow == 0 ? std::optional(number) : std::nullopt;
+}
+
+int checked_rank(std::string_view name, nb::handle rank, int size) {
+    const int64_t number = integer_of(rank).value_or(-1);
+    if (number < 0 || number >= size) throw no_rank(name, repr_of(rank), size);
     return static_cast<int>(number);
 }
 
@@ -168,17 +175,6 @@ Regions regions_of(const Operands& operands) {
     return regions;
 }
 
-/// Throws if two regions of an output list overlap.
-void check_outputs_apart(const Regions& outputs, std::string_view name) {
-    std::vector<size_t> order(outputs.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::erase_if(order, [&](size_t j) { return outputs[j].bytes == 0; });
-    std::ranges::sort(order, {}, [&](size_t j) { return outputs[j].address; });
-    for (size_t i = 1; i < order.size(); ++i)
-        if (overlaps(outputs[order[i - 1]], outputs[order[i]]))
-            throw invalid_param(1047, entry(name, order[i - 1]), " and ", entry(name, order[i]), " overlap in memory");
-}
-
 void check_all_apart(ByteRange one, const Regions& others) {
     for (const ByteRange& other : others) check_apart(one, other);
 }
@@ -190,7 +186,7 @@ bool same(ByteRange a, ByteRange b) {
 /// Returns how the rows of a tensor are divided among `size` ranks, equally without rows.
 Counts divided(std::string_view name, nb::handle rows, std::string_view of, const std::vector<int64_t>& shape,
                int size) {
-    row_size(shape);
+    row_size(shape, of);
     Counts counts(static_cast<size_t>(size));
     if (!rows.is_none()) read_counts(name.data(), rows, counts);
     check_split(name, of, shape[0], counts, rows.is_none());
@@ -311,9 +307,7 @@ struct Preparation {
     Operand output_for(const std::vector<int64_t>& shape, const Operand& x) const {
         if (args.outputs.is_none()) return tensors.make(shape, x);
         Operand out = tensors.output(out_name, args.outputs, &x);
-        if (out.count() != element_count(shape))
-            throw invalid_tensor(2024, ErrorType::INVALID_TENSOR_SIZE, out_name, " has ", out.count(),
-                                 " elements, expected ", element_count(shape));
+        check_count(out_name, out.count(), element_count(shape));
         return out;
     }
 
@@ -330,9 +324,7 @@ struct Preparation {
         reads({x});
         if (!writes_output) return {x, {}};
         Operand out = output_for(x.shape, x);
-        if (overlaps(out.bytes, x.bytes) && out.bytes.address != x.bytes.address)
-            throw invalid_param(1048,
-                                "out and input overlap in memory without being the same, expected one or the other");
+        check_same_or_apart(out.bytes, x.bytes);
         writes({out}, false);
         return {std::move(x), std::move(out)};
     }
@@ -372,15 +364,6 @@ struct Preparation {
         (rank == from ? request.send_counts() : request.recv_counts())[peer] = rank == from ? 0 : x.count();
         writes({x}, false);
         exchange(OpKind::broadcast, x.dtype, std::move(request), x.bytes.address, x.bytes.address);
-    }
-
-    /// Throws unless the root's entry for itself is as large as its tensor.
-    void check_own(std::string_view name, const Regions& regions, const Operand& tensor) const {
-        const auto element = size_of(tensor.dtype);
-        if (regions[own()].bytes != tensor.bytes.bytes)
-            throw invalid_tensor(2025, ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ",
-                                 regions[own()].bytes / element, " elements, expected ", tensor.count(),
-                                 ", as this rank's tensor has");
     }
 
     /// Returns the shape of all parts together, and the elements of each; without counts each part has `shape`.
@@ -434,7 +417,7 @@ struct Preparation {
                 outs = listed_outputs(&x);
                 outputs = regions_of(outs);
             }
-            check_own("gather_list", outputs, x);
+            check_own("gather_list", outputs, x.bytes.bytes, size_of(x.dtype), rank);
             check_outputs_apart(outputs, "gather_list");
             for (const ByteRange& each : outputs)
                 if (!same(each, x.bytes)) check_apart(x.bytes, each);
@@ -459,28 +442,19 @@ struct Preparation {
                 xs.push_back(tensors.input(in_name, args.inputs));
                 tensors.output(out_name, args.outputs, &xs[0]);
                 const auto [shape, counts] = parts(args.counts.is_none() ? out.shape : xs[0].shape);
-                if (xs[0].count() != element_count(shape))
-                    throw invalid_tensor(2024, ErrorType::INVALID_TENSOR_SIZE, in_name, " has ", xs[0].count(),
-                                         " elements, expected ", element_count(shape));
+                check_count(in_name, xs[0].count(), element_count(shape));
                 inputs = cut(xs[0].bytes, counts, out.dtype);
             } else {
                 xs = listed_inputs(&out);
                 inputs = regions_of(xs);
             }
-            check_own("scatter_list", inputs, out);
+            check_own("scatter_list", inputs, out.bytes.bytes, size_of(out.dtype), rank);
             for (const ByteRange& each : inputs)
                 if (!same(each, out.bytes)) check_apart(out.bytes, each);
             reads(xs);
         }
         writes({out}, false);
         lists(OpKind::scatter, out.dtype, only(from, out.bytes), inputs, from);
-    }
-
-    void check_part(const char* name, const Operand& part, const char* others, const Regions& regions) const {
-        if (regions[own()].bytes != part.bytes.bytes)
-            throw invalid_tensor(2027, ErrorType::INVALID_TENSOR_SIZE, "the ", name, " has ", part.count(),
-                                 " elements, expected the ", regions[own()].bytes / size_of(part.dtype), " of entry ",
-                                 rank, " of the ", others);
     }
 
     /// One tensor that every rank allots alike, into a tensor of exactly this rank's rows.
@@ -492,11 +466,8 @@ struct Preparation {
         shape[0] = rows[own()];
         const Operand out =
             args.outputs.is_none() ? tensors.make(shape, x) : tensors.output(out_name, args.outputs, &x);
-        if (out.shape != shape)
-            throw invalid_tensor(2028, ErrorType::INVALID_TENSOR_DIM, out_name, " has shape ", tuple_text(out.shape),
-                                 ", expected ", tuple_text(shape));
-        if (overlaps(out.bytes, x.bytes))
-            throw invalid_param(1050, "out and input overlap in memory, expected separate memory");
+        check_shape(out_name, out.shape, shape);
+        check_apart(out.bytes, x.bytes);
         reads({x});
         writes({out}, false);
         reduction(x, x.bytes.address, out.bytes.address, times(rows, row_size(x.shape)));
@@ -525,7 +496,7 @@ struct Preparation {
                                      " elements, expected ", size, " times the ", out.count(), " of the output");
             inputs = cut(xs[0].bytes, Counts(static_cast<size_t>(size), out.count()), out.dtype);
         }
-        check_part("output", out, "inputs", inputs);
+        check_part(out_name, out.bytes.bytes, in_name, inputs[own()].bytes, size_of(out.dtype), rank);
         check_all_apart(out.bytes, inputs);
         Counts counts;
         for (const ByteRange& each : inputs) counts.push_back(static_cast<int64_t>(each.bytes / size_of(out.dtype)));
@@ -585,7 +556,7 @@ struct Preparation {
             outputs = cut(out.bytes, call.counts, x.dtype);
         }
         check_outputs_apart(outputs, "tensor_list");
-        check_part("input", x, "outputs", outputs);
+        check_part(in_name, x.bytes.bytes, out_name, outputs[own()].bytes, size_of(x.dtype), rank);
         check_all_apart(x.bytes, outputs);
         lists(OpKind::all_gather, x.dtype, outputs, Regions(static_cast<size_t>(size), x.bytes));
     }

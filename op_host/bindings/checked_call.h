@@ -97,6 +97,12 @@ ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown);
 /// Returns the number of all ranks' leaves; throws unless an input of that shape holds this rank's.
 int64_t checked_leaves(nb::handle leaves, Shape input, int size);
 
+/// Throws invalid_param unless this is a list of one tensor for each of `size` ranks.
+void check_list(std::string_view name, nb::handle tensors, int size);
+
+/// Returns an integer of any type; nothing for everything else, a bool and numbers beyond 64 bits included.
+std::optional<int64_t> integer_of(nb::handle value);
+
 /// Returns one of `size` ranks; throws invalid_param with the argument's name for everything else.
 int checked_rank(std::string_view name, nb::handle rank, int size);
 

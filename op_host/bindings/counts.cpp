@@ -170,7 +170,7 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
         const Shape tail = Shape(request.shape).subspan(1);
         if (out != nullptr && !tail.empty() &&
             !std::ranges::equal(out->subspan(std::min<size_t>(1, out->size())), tail))
-            throw invalid_tensor(2031, ErrorType::INVALID_TENSOR_DIM, "out has rows of shape ",
+            throw invalid_tensor(2031, ErrorType::INVALID_TENSOR_DIM, std::string_view("out"), " has rows of shape ",
                                  tuple_text(out->subspan(std::min<size_t>(1, out->size()))), ", expected ",
                                  tuple_text(tail), ", as the input has");
     }

@@ -8,6 +8,7 @@
 
 #include "all_to_all_v/tensor_checks.h"
 #include "op_kernel/cpu/half.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 namespace {
@@ -85,8 +86,7 @@ void QuantAllReduceOperation::check_create(const std::optional<DeviceInfo>& devi
                             "bits, group_size, gather and overflow are set, expected them only with quant_type 16");
     }
     check_group(param_.group, device);
-    if (param_.group.rank_size <= 0)
-        throw invalid_param(1008, "rank_size is ", param_.group.rank_size, ", expected at least 1");
+    if (param_.group.rank_size <= 0) throw too_small("rank_size", std::to_string(param_.group.rank_size), 1);
 }
 
 DType QuantAllReduceOperation::output_dtype(DType input) const {

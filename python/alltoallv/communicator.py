@@ -201,9 +201,7 @@ class Communicator:
 
         The transport is that between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
         """
-        n = membership.integer("n", n)
-        if not 1 <= n <= membership.MOST_RANKS:
-            raise InvalidParamError(f"n is {n}, expected 1 to {membership.MOST_RANKS}", id=1225)
+        n = _core.checked_integer("n", n, 1, membership.MOST_RANKS)
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"

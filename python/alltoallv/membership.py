@@ -285,15 +285,14 @@ def newcomers(comm: Communicator, n: int) -> list[dict[str, str]]:
 
 def replacement(comm: Communicator, rank: int) -> dict[str, str]:
     """Returns what `alltoallv.Communicator.replacement` does."""
-    rank, epoch, job = integer("rank", rank), epoch_of(comm, "replacement"), comm.job
+    epoch, job = epoch_of(comm, "replacement"), comm.job
     if job is None or job.launcher != "alltoallv":
         raise BackendUnavailableError(
             f"replacement() of domain '{comm.domain}', expected a job of 'python -m alltoallv run' or one that grow() "
             "has made: other launchers start replacements by themselves",
             id=5036,
         )
-    if not 0 <= rank < job.size:
-        raise InvalidParamError(f"rank is {rank}, expected 0 to {job.size - 1}", id=1089)
+    rank = _core.checked_rank("rank", rank, job.size)
     return job.variables(rank, comm.options().secret, epoch + 1)
 
 

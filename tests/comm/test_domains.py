@@ -200,7 +200,7 @@ def test_names_that_are_refused(domain, message):
     [
         ({"n": "2"}, "n is '2', expected an integer"),
         ({"n": 2.0}, "n is 2.0, expected an integer"),
-        ({"n": 0}, "n is 0, expected 1 to 4096"),
+        ({"n": 0}, "n is 0, expected an integer from 1 to 4096"),
         ({"timeout": "5"}, "timeout is '5', expected seconds above 0"),
         ({"timeout": None}, "timeout is None, expected seconds above 0"),
         ({"timeout": float("nan")}, "timeout is nan, expected seconds above 0"),

@@ -75,7 +75,7 @@ TEST(violations, const Mode& mode) {
         check_membership(mode, options);
     }));
     BootstrapOptions options = options_of(4, 4);
-    fails(mode, options, ErrorClass::invalid_param, "rank is 4, expected 0 to 3");
+    fails(mode, options, ErrorClass::invalid_param, "rank is 4, expected 0 <= rank < 4");
     options = options_of(0, 0);
     fails(mode, options, ErrorClass::invalid_param, "size is 0");
     options = options_of(0, 2, std::nan(""));

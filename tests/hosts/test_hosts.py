@@ -287,7 +287,7 @@ def test_a_check_that_differs_is_refused_while_joining(hosts: list[Host]) -> Non
     for text in told([a, b, c], "settings_differ", port=29_590):
         assert text == (
             "InvalidParamError: rank 1 has check = 'off', rank 0 has check = 'always': settings of domain 'default' "
-            "must be equal on every rank [A2A-1111]\n"
+            "must be equal on every rank [A2A-1087]\n"
         )
 
 

@@ -239,7 +239,7 @@ def test_first_launcher_in_the_order_wins():
         ({"ALLTOALLV_RANK": "0", "ALLTOALLV_WORLD_SIZE": "2"}, "ALLTOALLV_JOB_ID is not: expected a text"),
         (OWN | {"ALLTOALLV_RANK": "4"}, "ALLTOALLV_RANK is '4', expected less than ALLTOALLV_WORLD_SIZE, which is 4"),
         (OWN | {"ALLTOALLV_RANK": "-1"}, "ALLTOALLV_RANK is '-1', expected an integer of at least 0"),
-        (OWN | {"ALLTOALLV_WORLD_SIZE": "0"}, "ALLTOALLV_WORLD_SIZE is '0', expected at least 1"),
+        (OWN | {"ALLTOALLV_WORLD_SIZE": "0"}, "ALLTOALLV_WORLD_SIZE is 0, expected at least 1"),
         (OWN | {"ALLTOALLV_LOCAL_RANK": "a"}, "ALLTOALLV_LOCAL_RANK is 'a'"),
         (OWN | {"ALLTOALLV_LOCAL_WORLD_SIZE": "5"}, "give 5 ranks on this host, expected 1 to 4"),
         (OWN | {"ALLTOALLV_RESTART_COUNT": "1.5"}, "ALLTOALLV_RESTART_COUNT is '1.5'"),

@@ -59,7 +59,7 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
     ),
     (lambda comm: comm.Send([x, 3, MPI.DOUBLE], 1), InvalidParamError, "buf has 16 bytes, expected at least 24"),
     (lambda comm: comm.Send([x, 1, MPI.BOTTOM], 1), InvalidParamError, "buf ends with MPI.BOTTOM, expected a datatype"),
-    (lambda comm: comm.Bcast(x, root=2), InvalidParamError, "root is 2, expected a rank below 2"),
+    (lambda comm: comm.Bcast(x, root=2), InvalidParamError, "root is 2, expected 0 <= root < 2"),
     (lambda comm: comm.Allgather(x, np.zeros(3)), InvalidParamError, "recvbuf has 24 bytes, expected a multiple of 16"),
     (lambda comm: comm.Alltoallv([y, [1, 2, 3]], [y, [1, 2]]), InvalidParamError, "sendbuf has 3 counts, expected 2"),
     (lambda comm: comm.Alltoallv([y, (1, 2, 3)], [y, [1, 2]]), InvalidParamError, r"sendbuf has \(1, 2, 3\) in place"),

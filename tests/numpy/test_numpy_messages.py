@@ -134,7 +134,7 @@ def test_tags_that_no_program_may_use(comm: Communicator) -> None:
     for tag in (-1, -(2**31), 2**31):
         for call in (av.send, av.recv, av.isend, av.irecv):
             with pytest.raises(
-                InvalidParamError, match=rf"tag is {tag}, expected an integer from 0 to 2147483647.*A2A-1143"
+                InvalidParamError, match=rf"tag is {tag}, expected an integer from 0 to 2147483647.*A2A-1158"
             ):
                 call(np.zeros(1), 1 - comm.rank, tag, group=comm)
     av.barrier(group=comm)
@@ -168,7 +168,7 @@ def test_a_message_of_more_than_at_most(comm: Communicator) -> None:
     with pytest.raises(PeerMismatchError, match=want):
         av.send(np.ones(3), 1, group=comm) if comm.rank == 0 else av.recv(out, 0, at_most=True, group=comm)
     assert out.tolist() == [0, 0]
-    with pytest.raises(InvalidParamError, match=r"tag is None.*A2A-1143"):
+    with pytest.raises(InvalidParamError, match=r"tag is None.*A2A-1158"):
         av.send(np.ones(1), 1 - comm.rank, None, group=comm)  # type: ignore[arg-type]
     av.barrier(group=comm)
     if comm.rank == 1:

@@ -78,7 +78,7 @@ def test_a_refused_input_fails_on_every_rank(launch: Launch, name: str) -> None:
 def test_refused_outputs_and_counts(comm: Communicator) -> None:
     plan = av.Plan([2], [2], group=comm)
     x = np.zeros(2, np.float32)
-    with pytest.raises(InvalidParamError, match=r"out has 1 elements, expected at least 2.*A2A-1223"):
+    with pytest.raises(InvalidParamError, match=r"out has 1 elements, expected at least 2.*A2A-1119"):
         plan(x, np.zeros(1, np.float32))
     with pytest.raises(InvalidParamError, match=r"overlap in memory.*A2A-1085"):
         plan(x, x)

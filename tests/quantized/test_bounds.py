@@ -276,7 +276,7 @@ def test_refusals() -> None:
         refused("bound is given with a shared scale, expected the dynamic", scale=0.5, dtype=np.int8, bound=True)
         refused("bound is given with a shared", comm_quant_scale_1=0.5, comm_quant_scale_2=0.5, bound=True)
         feedback: Any = {"error_feedback": av.ErrorFeedback(), "gather": "quantized", "format": "nvfp4"}
-        refused("bound is given with error feedback of the gather in format nvfp4", bound=True, **feedback)
+        refused("bound is given with error feedback of the second quantization in format nvfp4", bound=True, **feedback)
         refused("max_error is given with error_feedback", max_error=1.0, error_feedback=av.ErrorFeedback())
         refused("max_error is given and format is 'mxfp8', expected one", max_error=1.0, format="mxfp8")
         refused("max_error is given and bits is 4, expected one", max_error=1.0, bits=4)

@@ -87,19 +87,18 @@ def test_wrong_arguments(comm: Communicator) -> None:
             av.quantized_all_reduce(x, leaves=leaves, group=comm)  # type: ignore[arg-type]
     with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\).*A2A-2023"):
         av.quantized_all_reduce(x, leaves=4, group=comm)
-    with pytest.raises(
-        InvalidParamError, match=r"leaves is 8 with a shared scale, expected the dynamic mode.*A2A-1185"
-    ):
+    with pytest.raises(InvalidParamError, match=r"leaves is 8, expected an all-reduce of the dynamic mode.*A2A-1074"):
         av.quantized_all_reduce(x.astype(np.int8), scale=1.0, leaves=8, group=comm)
     with pytest.raises(
-        InvalidParamError, match=r"leaves is 8 with error_feedback, expected a call without it.*A2A-1186"
+        InvalidParamError,
+        match=r"leaves is 8, expected an all-reduce of the dynamic mode, without error feedback.*A2A-1074",
     ):
         av.quantized_all_reduce(x, leaves=8, error_feedback=av.ErrorFeedback(), group=comm)
     with pytest.raises(
         InvalidParamError, match=r"max_error is given with leaves, expected a call without it.*A2A-1175"
     ):
         av.quantized_all_reduce(x, leaves=8, max_error=0.1, group=comm)
-    with pytest.raises(InvalidTensorError, match=r"out has shape \(4, 3\), expected \(3,\).*A2A-2041"):
+    with pytest.raises(InvalidTensorError, match=r"out has shape \(4, 3\), expected \(3,\).*A2A-2028"):
         av.quantized_all_reduce(x, leaves=8, out=x.copy(), group=comm)
     with pytest.raises(InvalidParamError, match=r"overlap.*A2A-1085"):
         av.quantized_all_reduce(x, leaves=8, out=x[0], group=comm)

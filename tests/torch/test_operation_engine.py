@@ -33,7 +33,7 @@ def calls(rank: int, size: int, comm: Views) -> None:
     assert operation(x, out=out) is out
     assert torch.equal(out, expected)
     assert operation.infer_shape(x) == expected.shape
-    with pytest.raises(InvalidParamError, match=r"rank and rank_size are.*A2A-1206"):
+    with pytest.raises(InvalidParamError, match=r"rank and rank_size are.*A2A-1018"):
         at.AllToAllVOperation(param_of((rank + 1) % size, size), comm)(x)
     with pytest.raises(InvalidTensorError, match="" if rank == 0 else "failed on rank 0"):
         operation(x.double() if rank == 0 else x)

@@ -120,7 +120,7 @@ def test_mistakes_reach_all_ranks(comm: Communicator) -> None:
         refused(PeerMismatchError, "rank", lambda other=other: other.dispatch(tokens, ids.clamp(max=6)))
     wrong = ids.clone()
     wrong[0, 0] = 8 if odd else 0
-    refused(InvalidParamError, "expert_ids holds numbers from -1 to 8, expected -1 to 7.*A2A-1488",
+    refused(InvalidParamError, "expert_ids holds numbers from -1 to 8, expected -1 to 7.*A2A-1241",
             lambda: right.dispatch(tokens, wrong))  # fmt: skip
     rows, _, state = right.dispatch(tokens, ids, weights)
     refused(InvalidTensorError, r"expert_outputs has shape \(4, 3, 3\), expected \[4, 4, ...\].*A2A-2133",

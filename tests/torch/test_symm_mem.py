@@ -100,7 +100,7 @@ def wrong(rank: int, size: int, world: dist.ProcessGroup) -> None:
     torch.manual_seed(rank)
     call, x, told = (operator("all_to_all_vdev_2d"), torch.zeros(2 * size), torch.zeros(2, size, dtype=torch.int64))
     splits = torch.ones(size, dtype=torch.int64)
-    with pytest.raises(InvalidParamError, match=r"major_align is 0, expected at least 1.*A2A-1457"):
+    with pytest.raises(InvalidParamError, match=r"major_align is 0, expected at least 1.*A2A-1079"):
         call(x, x.clone(), splits, told, group, rank)
     with pytest.raises(InvalidTensorError, match=r"in_splits has shape.*A2A-2132"):
         call(x, x.clone(), torch.ones(size + (rank == 0), dtype=torch.int64), told, group)

@@ -112,7 +112,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "reduce_scatter": (
         lambda c: at.reduce_scatter(torch.ones(3), [torch.ones(2)] * 2, group=c),
         InvalidTensorError,
-        "output has 3 elements, expected 2",
+        "output has 3 elements, expected the 2",
     ),
     "reduce_scatter_tensor": (
         lambda c: at.reduce_scatter_tensor(torch.ones(2), torch.ones(3), group=c),

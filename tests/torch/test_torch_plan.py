@@ -41,7 +41,7 @@ def test_what_it_refuses() -> None:
         plan(torch.zeros(1))
     with pytest.raises(InvalidParamError, match=r"requires grad.*A2A-1423"):
         plan(torch.zeros(2, requires_grad=True))
-    with pytest.raises(InvalidParamError, match=r"out has 1 elements.*A2A-1223"):
+    with pytest.raises(InvalidParamError, match=r"out has 1 elements.*A2A-1119"):
         plan(torch.zeros(2), torch.zeros(1))
     with pytest.raises(TypeError, match="timeout is given"):
         plan(torch.zeros(2), timeout=1)  # type: ignore[call-arg]

@@ -65,7 +65,7 @@ def test_other_dtypes(comm: Communicator) -> None:
         else:
             assert torch.equal(found.float(), whole.to(dtype).chunk(2, 1)[0 if comm.rank else 1].float())
     x = torch.ones(3, 3, requires_grad=True)
-    with pytest.raises(InvalidParamError, match=r"async_op is True for a tensor that requires grad.*A2A-1424"):
+    with pytest.raises(InvalidParamError, match=r"async_op is True for a tensor that wants a gradient.*A2A-1157"):
         at.reshard(x, ([0, 1, 2], [0]), ([0, 1, 2], [1]), group=comm, async_op=True)
 
 

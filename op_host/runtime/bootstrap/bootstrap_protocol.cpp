@@ -13,6 +13,7 @@
 
 #include "runtime/base/seconds_text.h"
 #include "runtime/bootstrap/unix_socket.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 
@@ -147,9 +148,8 @@ std::optional<BootstrapOptions> decode_hello(const Packet& packet) {
 void check_options(const BootstrapOptions& options) {
     if (options.size < 1 || options.size > max_ranks)
         throw invalid_param(1088, "size is ", options.size, ", expected 1 to ", max_ranks);
-    if (options.rank < 0 || options.rank >= options.size) {
-        throw invalid_param(1089, "rank is ", options.rank, ", expected 0 to ", options.size - 1);
-    }
+    if (options.rank < 0 || options.rank >= options.size)
+        throw no_rank("rank", std::to_string(options.rank), options.size);
     if (!(options.timeout >= 0)) throw invalid_param(1090, "timeout is ", options.timeout, ", expected seconds >= 0");
     for (const auto& [name, text] : {std::pair{"job", &options.job}, std::pair{"domain", &options.domain},
                                      std::pair{"settings", &options.settings}}) {

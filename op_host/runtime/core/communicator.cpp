@@ -3,13 +3,13 @@
 #include <exception>
 
 #include "runtime/core/hooks.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 
 void Communicator::check_rank(int rank, int size) {
-    if (size < 1) throw invalid_param(1065, "size is " + std::to_string(size) + ", expected at least 1");
-    if (rank < 0 || rank >= size)
-        throw invalid_param(1066, "rank is " + std::to_string(rank) + ", expected 0 <= rank < " + std::to_string(size));
+    if (size < 1) throw too_small("size", std::to_string(size), 1);
+    if (rank < 0 || rank >= size) throw no_rank("rank", std::to_string(rank), size);
 }
 
 WorkPtr Communicator::begin(OpKind op, std::function<void()> call) {

@@ -19,6 +19,20 @@ void check_scale(const char* name, std::span<const float> scale, int64_t count) 
 
 }  // namespace
 
+void check_options(const QuantReduction& r) {
+    const bool feeds_back = r.feeds_back || r.gather_feeds_back;
+    if (r.tells_bound && r.mode != QuantMode::dynamic)
+        throw invalid_param(1072, "bound is given with a shared scale, expected the dynamic mode");
+    if (r.tells_bound && r.gather_feeds_back && info(r.format).scale == ScaleKind::e4m3)
+        throw invalid_param(1073, "bound is given with error feedback of the second quantization in format ",
+                            info(r.format).name, ", whose scale of the tensor may not hold it");
+    if (r.leaves != 0 && (r.mode != QuantMode::dynamic || r.op == OpKind::quantized_reduce_scatter || feeds_back))
+        throw invalid_param(1074, "leaves is ", r.leaves,
+                            ", expected an all-reduce of the dynamic mode, without error feedback");
+    if (feeds_back && r.mode != QuantMode::dynamic)
+        throw invalid_param(1076, "error_feedback is given with a shared scale, expected the dynamic mode");
+}
+
 void check(const QuantReduction& r) {
     const bool shared = r.mode == QuantMode::shared_scale;
     if (shared ? r.dtype != DType::int8 : !info(r.dtype).quantizes)
@@ -33,21 +47,12 @@ void check(const QuantReduction& r) {
     const bool scatters = r.op == OpKind::quantized_reduce_scatter;
     if (scatters && (r.mode != QuantMode::dynamic || r.requantizes))
         throw invalid_param(1071, "a quantized_reduce_scatter has neither a shared scale nor a second quantization");
-    if (r.tells_bound && r.mode != QuantMode::dynamic)
-        throw invalid_param(1072, "bound is given with a shared scale, expected the dynamic mode");
-    if (r.tells_bound && r.gather_feeds_back && info(r.format).scale == ScaleKind::e4m3)
-        throw invalid_param(1073, "bound is given with error feedback of the second quantization in format ",
-                            info(r.format).name, ", whose scale of the tensor may not hold it");
-    if (r.leaves != 0 && (r.mode != QuantMode::dynamic || scatters || r.feeds_back || r.gather_feeds_back))
-        throw invalid_param(1074, "leaves is ", r.leaves,
-                            ", expected an all-reduce of the dynamic mode, without error feedback");
+    check_options(r);
     if (r.mode == QuantMode::dynamic) return;
     check_scale("scale", r.scale, total_count(r));
     if (r.mode == QuantMode::two_scales && r.scale_2.size() != r.scale.size())
         throw invalid_param(1075, "scale_2 has " + std::to_string(r.scale_2.size()) + " values, expected " +
                                       std::to_string(r.scale.size()) + ", as many as scale");
-    if (r.feeds_back || r.gather_feeds_back)
-        throw invalid_param(1076, "error feedback is given with a shared scale, expected the dynamic mode");
 }
 
 int64_t total_count(const QuantReduction& r) {

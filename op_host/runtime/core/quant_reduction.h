@@ -60,6 +60,9 @@ struct QuantReduction {
     float* gather_error = nullptr;  ///< for the second quantization, one per element of quant_part()
 };
 
+/// Throws invalid_param for options that exclude each other.
+void check_options(const QuantReduction& reduction);
+
 /// Throws invalid_param for a meaningless request.
 void check(const QuantReduction& reduction);
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/base/error.h"
-
 namespace alltoallv {
 namespace {
 
@@ -64,10 +62,18 @@ void check_length(std::string_view name, std::span<const int64_t> values, int wo
                                   std::to_string(world_size) + ", one per rank");
 }
 
+Error too_small(std::string_view name, std::string_view value, int64_t least) {
+    return invalid_param(1079, name, " is ", value, ", expected at least ", least);
+}
+
+Error no_rank(std::string_view name, std::string_view value, int size) {
+    return invalid_param(1046, name, " is ", value, ", expected 0 <= ", name, " < ", size);
+}
+
 void check_signs(std::string_view name, std::span<const int64_t> values, int64_t row) {
     for (size_t i = 0; i < values.size(); ++i) {
         if (values[i] >= 0) continue;
-        throw invalid_param(1079, entry(name, i) + " is " + std::to_string(values[i] / row) + ", expected at least 0");
+        throw too_small(entry(name, i), std::to_string(values[i] / row), 0);
     }
 }
 

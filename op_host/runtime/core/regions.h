@@ -9,12 +9,20 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/base/error.h"
+
 namespace alltoallv {
 
 inline constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 
 /// Checks that there is one entry per rank.
 void check_length(std::string_view name, std::span<const int64_t> values, int world_size);
+
+/// The error of a value below the least that it may have.
+Error too_small(std::string_view name, std::string_view value, int64_t least);
+
+/// The error of a value that is none of `size` ranks.
+Error no_rank(std::string_view name, std::string_view value, int size);
 
 /// Checks that no value is negative.
 void check_signs(std::string_view name, std::span<const int64_t> values, int64_t row = 1);

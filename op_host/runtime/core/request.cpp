@@ -73,8 +73,8 @@ Exchange Request::exchange(DType dtype, const void* input, void* output) const {
     return result;
 }
 
-void Request::count_rows(Shape input) {
-    row = row_size(input);
+void Request::count_rows(Shape input, std::string_view name) {
+    row = row_size(input, name);
     shape.assign(input.begin(), input.end());
 }
 
@@ -130,12 +130,12 @@ void check_gathered(std::string_view name, int64_t numel, Shape input, int size)
 
 void check_splits(Request& request, Shape output, Shape input, bool no_output_splits, bool no_input_splits,
                   const SplitNames& names) {
-    request.count_rows(input);
+    request.count_rows(input, names.input);
     if (output.empty() || row_size(output) != request.row)
-        throw invalid_tensor(2033, ErrorType::INVALID_TENSOR_DIM,
+        throw invalid_tensor(2031, ErrorType::INVALID_TENSOR_DIM,
                              names.output + " has rows of shape " +
                                  tuple_text(output.subspan(std::min<size_t>(1, output.size()))) + ", expected " +
-                                 tuple_text(input.subspan(1)) + " as the input");
+                                 tuple_text(input.subspan(1)) + ", as the input has");
     check_split(names.input_sizes, names.input, input[0], request.send_counts(), no_input_splits);
     check_split(names.output_sizes, names.output, output[0], request.recv_counts(), no_output_splits);
     if (request.row == 0) request = Request(request.op, request.size());
@@ -160,11 +160,22 @@ std::vector<int64_t> even_parts(int64_t length, int size) {
     return parts;
 }
 
-int64_t row_size(Shape shape) {
+int64_t row_size(Shape shape, std::string_view name) {
     if (shape.empty())
-        throw invalid_tensor(2034, ErrorType::INVALID_TENSOR_DIM,
-                             "a 0-dimensional input has no rows, expected at least 1 dimension");
+        throw invalid_tensor(2034, ErrorType::INVALID_TENSOR_DIM, name, " has shape (), expected at least 1 dimension");
     return element_count(shape.subspan(1));
+}
+
+void check_shape(std::string_view name, Shape shape, Shape expected) {
+    if (!std::ranges::equal(shape, expected))
+        throw invalid_tensor(2028, ErrorType::INVALID_TENSOR_DIM, name, " has shape ", tuple_text(shape), ", expected ",
+                             tuple_text(expected));
+}
+
+void check_count(std::string_view name, int64_t count, int64_t expected) {
+    if (count != expected)
+        throw invalid_tensor(2024, ErrorType::INVALID_TENSOR_SIZE, name, " has ", count, " elements, expected ",
+                             expected);
 }
 
 std::string list_text(std::span<const int64_t> values) {
@@ -178,6 +189,36 @@ std::string tuple_text(Shape values) {
 void check_apart(ByteRange output, ByteRange input) {
     if (overlaps(output, input))
         throw invalid_param(1085, "output and input overlap in memory, expected separate memory");
+}
+
+void check_same_or_apart(ByteRange output, ByteRange input) {
+    if (overlaps(output, input) && output.address != input.address)
+        throw invalid_param(1048, "out and input overlap in memory without being the same, expected one or the other");
+}
+
+void check_outputs_apart(std::span<const ByteRange> outputs, std::string_view name) {
+    std::vector<size_t> order(outputs.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::erase_if(order, [&](size_t j) { return outputs[j].bytes == 0; });
+    std::ranges::sort(order, {}, [&](size_t j) { return outputs[j].address; });
+    const auto entry = [&](size_t j) { return std::string(name) + "[" + std::to_string(j) + "]"; };
+    for (size_t i = 1; i < order.size(); ++i)
+        if (overlaps(outputs[order[i - 1]], outputs[order[i]]))
+            throw invalid_param(1047, entry(order[i - 1]), " and ", entry(order[i]), " overlap in memory");
+}
+
+void check_own(std::string_view name, std::span<const ByteRange> regions, size_t bytes, size_t element, int rank) {
+    const size_t own = regions[static_cast<size_t>(rank)].bytes;
+    if (own != bytes)
+        throw invalid_tensor(2025, ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ", own / element,
+                             " elements, expected ", bytes / element, ", as this rank's tensor has");
+}
+
+void check_part(std::string_view name, size_t bytes, std::string_view others, size_t others_bytes, size_t element,
+                int rank) {
+    if (bytes != others_bytes)
+        throw invalid_tensor(2027, ErrorType::INVALID_TENSOR_SIZE, name, " has ", bytes / element,
+                             " elements, expected the ", others_bytes / element, " of entry ", rank, " of ", others);
 }
 
 void check_gather_apart(ByteRange output, ByteRange input, int rank) {

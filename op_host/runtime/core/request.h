@@ -48,7 +48,7 @@ class Request {
     Exchange exchange(DType dtype, const void* input, void* output) const;
 
     /// Makes the counts rows of an input of that shape. Throws invalid_tensor if it has no dimensions.
-    void count_rows(Shape input);
+    void count_rows(Shape input, std::string_view name = "input");
 
     /// Converts from the caller's units to elements; `packs` sets `displs` for regions packed in rank order.
     void settle_sends(bool packs) { settle(0, packs); }
@@ -126,7 +126,11 @@ std::optional<Steps> in_rows(Shape box, Shape strides);
 std::vector<int64_t> contiguous_strides(Shape shape);
 
 /// Returns the elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
-int64_t row_size(Shape shape);
+int64_t row_size(Shape shape, std::string_view name = "input");
+
+/// Throw invalid_tensor unless a tensor has that shape, or as many elements.
+void check_shape(std::string_view name, Shape shape, Shape expected);
+void check_count(std::string_view name, int64_t count, int64_t expected);
 
 /// Formats values as Python writes lists and tuples.
 std::string list_text(std::span<const int64_t> values);
@@ -144,6 +148,19 @@ inline bool overlaps(ByteRange a, ByteRange b) {
 
 /// Throws invalid_param if the two overlap.
 void check_apart(ByteRange output, ByteRange input);
+
+/// Throws invalid_param if the two overlap without beginning at one place.
+void check_same_or_apart(ByteRange output, ByteRange input);
+
+/// Throws invalid_param if two regions of an output list overlap.
+void check_outputs_apart(std::span<const ByteRange> outputs, std::string_view name);
+
+/// Throws invalid_tensor unless the entry for `rank` of a root's list is as large as the root's own tensor.
+void check_own(std::string_view name, std::span<const ByteRange> regions, size_t bytes, size_t element, int rank);
+
+/// Throws invalid_tensor unless a tensor is as large as the entry for `rank` of a list of the other side.
+void check_part(std::string_view name, size_t bytes, std::string_view others, size_t others_bytes, size_t element,
+                int rank);
 
 /// Checks the same for a gather, whose input may be this rank's part of the output.
 void check_gather_apart(ByteRange output, ByteRange input, int rank);

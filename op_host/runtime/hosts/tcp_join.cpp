@@ -224,10 +224,11 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
                 return std::array{std::string(of.checks != 0 ? "check = 'always'" : "check = 'off'"),
                                   "release = '" + text_of(of.release) + "'"};
             };
+            const auto named = [](int rank) { return joined("rank ", rank); };
             const auto own = settings(hellos[0]), its = settings(hello);
             for (size_t i = 0; i < own.size() && !failure; ++i) {
                 if (its[i] == own[i]) continue;
-                failure = invalid_param(1111, "rank ", hello.rank, " has ", its[i], ", rank 0 has ", own[i],
+                failure = invalid_param(1087, named(hello.rank), " has ", its[i], ", ", named(0), " has ", own[i],
                                         ": settings of domain '", options.domain, "' must be equal on every rank");
                 deadline = std::min(deadline, after(telling));
             }

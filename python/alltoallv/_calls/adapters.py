@@ -28,6 +28,24 @@ _HOMES = {
 by_class: dict[type, Adapter[Any]] = {}  # by class of tensors
 
 
+def wrong_dtype(name: str, own: object, expected: object) -> InvalidTensorError:
+    return InvalidTensorError(f"{name} has dtype {own}, expected {expected}", 13, id=2036)
+
+
+def not_contiguous(name: str) -> InvalidTensorError:
+    return InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor", id=2037)
+
+
+def not_writable(name: str) -> InvalidTensorError:
+    return InvalidTensorError(f"{name} is not contiguous and writable, expected both", id=2062)
+
+
+def check_on_npu(name: str, device: str, shown: object = None) -> None:
+    """Raises InvalidTensorError for a tensor of another device, whose name is ``shown``, in a call with a capacity."""
+    if device != "npu":
+        raise InvalidTensorError(f"{name} lies on {shown or device}, expected an npu with a capacity", 14, id=2060)
+
+
 class Adapter(ABC, Generic[A]):
     """Shows one framework's tensors to the core; the base class holds what all tensors in host memory share."""
 
@@ -109,9 +127,9 @@ class Adapter(ABC, Generic[A]):
         self.check(name, x)
         dtype = self.dtype(x)
         if like is not None and dtype != self.dtype(like):
-            raise InvalidTensorError(f"{name} has dtype {dtype}, expected {self.dtype(like)}", 13, id=2036)
+            raise wrong_dtype(name, dtype, self.dtype(like))
         if not self.writable(x):
-            raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor", id=2037)
+            raise not_contiguous(name)
         return dtype
 
     def writes(self, x: A) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alltoallv import _core
-from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import Region, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
-from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 @dataclass(slots=True)
@@ -59,26 +57,6 @@ def barrier_plan(comm: Communicator) -> _core.Plan:
     """Returns a plan that moves no data."""
     none = [0] * comm.size
     return _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
-
-
-def check_length(name: str, tensors: Sized, size: int) -> None:
-    """Raises InvalidParamError unless there is one tensor per rank."""
-    if not hasattr(tensors, "__len__"):
-        raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank", id=1041)
-    if len(tensors) != size:
-        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank", id=1042)
-
-
-def check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, comm: Member) -> None:
-    """Raises unless a root's list has a region for every rank, its own as long as this rank's tensor."""
-    check_length(name, regions, comm.size)
-    if regions[comm.rank][1] != own[1]:
-        raise InvalidTensorError(
-            f"entry {comm.rank} of {name} has {count_of(regions[comm.rank], dtype)} elements, "
-            f"expected {count_of(own, dtype)}, as this rank's tensor has",
-            9,
-            id=2025,
-        )
 
 
 def shape_of_list(tensors: Sequence[Any]) -> tuple[int, ...] | None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Literal, SupportsIndex
 
 from alltoallv import _core
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Unit = Literal["element", "row"]
 Layout = tuple[list[int], list[int], list[int], list[int]]  # send_counts, sdispls, recv_counts, rdispls
 Counts = Sequence[SupportsIndex] | Any  # Any: integer arrays and tensors of every framework
 
 _LIMIT = 2**63
+
+packed = _core.pack  # displacements of regions that follow each other in rank order
+scaled = _core.to_elements
 
 
 def as_counts(name: str, values: Counts, size: int) -> list[int]:
@@ -33,14 +36,20 @@ def integer(value: object) -> int | None:
         return None
 
 
-def packed(counts: Sequence[int]) -> list[int]:
-    """Returns the displacements of regions that follow each other in rank order."""
-    if not counts:
-        return []
-    displs = [0, *accumulate(counts[:-1])]
-    if displs[-1] >= _LIMIT:
-        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most 2**63 - 1", id=1084)
-    return displs
+def rows_of(shape: Sequence[int], name: str = "input") -> int:
+    """Returns the length of dimension 0, in a way that torch.compile can trace; a scalar has none."""
+    if not len(shape):
+        raise InvalidTensorError(f"{name} has shape (), expected at least 1 dimension", id=2034)
+    return shape[0]
+
+
+def share_of(name: str, shape: Sequence[int], size: int, dimension: int = 0) -> int:
+    """Returns the length of ``size`` equal parts of a dimension; raises InvalidTensorError if there are none such."""
+    if not len(shape) or shape[dimension] % size:
+        raise InvalidTensorError(
+            f"{name} has shape {tuple(shape)}, expected dimension {dimension} to be a multiple of {size}", id=2080
+        )
+    return shape[dimension] // size
 
 
 def even_split(name: str, length: int, size: int) -> list[int]:
@@ -84,11 +93,8 @@ def plan_request(
     counts, displs = as_counts("send_counts", send_counts, size), sdispls
     begins = packed(counts) if displs is None else as_counts("sdispls", displs, size)
     needed = max((begin + count for begin, count in zip(begins, counts, strict=True) if count > 0), default=0)
-    if recv_counts is None:
-        raise InvalidParamError(f"recv_counts is None, expected {size} integers, one per rank", id=1118)
-    request = _core.Request.all_to_all_v(
-        size, (min(needed, _LIMIT - 1),), counts, recv_counts, begins, rdispls, "element"
-    )
+    recvs = as_counts("recv_counts", recv_counts, size)  # None is refused
+    request = _core.Request.all_to_all_v(size, (min(needed, _LIMIT - 1),), counts, recvs, begins, rdispls, "element")
     return needed, request
 
 
@@ -142,15 +148,3 @@ def split_layout(sends: Sequence[int], recvs: Sequence[int], row: int) -> Layout
     """Returns the layout, in elements, of packed parts whose sizes are given in rows."""
     send, recv = scaled(sends, row), scaled(recvs, row)
     return send, packed(send), recv, packed(recv)
-
-
-def scaled(values: Sequence[int], factor: int) -> list[int]:
-    """Multiplies every value by ``factor``: it turns rows of that many elements into elements."""
-    if factor == 1:
-        return list(values)
-    elements = [value * factor for value in values]
-    if elements and (max(elements) >= _LIMIT or min(elements) < -_LIMIT):
-        raise InvalidParamError(
-            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most 2**63 - 1", id=1082
-        )
-    return elements

@@ -127,12 +127,6 @@ def read_swap(
     return Swap(tuple(shape), scatter, gather, tuple(divided), tuple(joined), rank)
 
 
-def check_shape(out: tuple[int, ...], swap: Swap) -> None:
-    """Raises InvalidTensorError unless the caller's output has the result's shape."""
-    if out != swap.shape_out:
-        raise InvalidTensorError(f"out has shape {out}, expected {swap.shape_out}", id=2041)
-
-
 def _dimension(name: str, value: Any, dims: int) -> int:
     number = integer(value)
     if number is None or not -dims <= number < dims:

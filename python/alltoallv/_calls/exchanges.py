@@ -14,11 +14,10 @@ from alltoallv import _core
 from alltoallv._calls import experts, linear
 from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
-from alltoallv._calls.dimensions import Sizes, check_shape, read_swap, swapped
+from alltoallv._calls.dimensions import Sizes, read_swap, swapped
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
-from alltoallv._calls.regions import check_apart, check_gather_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
@@ -139,7 +138,7 @@ class Exchanges(FrontEnd[A, G, H]):
                 if tracked := self.tracks(x):
                     self.check_tracked_output()
                 x = self._check_pair("input", x, "out", out, tracked)
-                check_shape(tuple(out.shape), swap)
+                _core.check_shape("out", out.shape, swap.shape_out)
             call = swapped(self.adapter, comm, swap)
         return self.run(x, call, out, "out", async_op)
 
@@ -206,7 +205,7 @@ class Exchanges(FrontEnd[A, G, H]):
             request = read_request(*arguments, empty_rows=not self.adapter.queues())
             if shapes != [tuple(a.shape) for a in (x, out) if a is not None]:
                 raise InvalidParamError(
-                    "an array was changed while the counts were read, expected it to stay unchanged", id=1129
+                    "an array was changed while the other arguments were read, expected it to stay unchanged", id=1029
                 )
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := linear.packing(*layout[:2])) is not None:
@@ -240,7 +239,7 @@ class Exchanges(FrontEnd[A, G, H]):
         dense: A = self.adapter.contiguous(x)
         self.adapter.check_output(out_name, out, dense)
         if not self.adapter.queues():
-            check_apart(self.adapter.region(out), self.adapter.region(dense))
+            _core.check_apart(self.adapter.region(out), self.adapter.region(dense))
         return x if tracked else dense
 
     @abstractmethod
@@ -291,6 +290,6 @@ class Exchanges(FrontEnd[A, G, H]):
                 shape = tuple(out.shape)  # type: ignore[union-attr]
                 _core.Request.all_gather(comm.size, x.shape, math.prod(shape), names[0])
                 if not self.adapter.queues():
-                    check_gather_apart(self.adapter.region(out), self.adapter.region(dense), comm.rank)
+                    _core.check_gather_apart(self.adapter.region(out), self.adapter.region(dense), comm.rank)
             call = linear.gathering(self.adapter, comm, x.shape, shape, timeout=limit)
         return self.run(x, replace(call, operator=operator), out, names[0], async_op)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, Layout, as_counts, packed
+from alltoallv._calls.counts import Counts, Layout, as_counts, packed, rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Member
 from alltoallv.communicator import Communicator
@@ -31,11 +31,9 @@ def read(
         raise InvalidParamError(
             f"local_count has {local.size} entries and global_count {global_.size}, expected one length", id=1130
         )
-    if len(shape) == 0:
-        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension", id=2034)
-    total = int((local if rows_of_x == "local_count" else global_).sum())
-    if total != shape[0]:
-        raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {shape[0]}, the rows of x", id=1131)
+    total, rows = int((local if rows_of_x == "local_count" else global_).sum()), rows_of(shape, "x")
+    if total != rows:
+        raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {rows}, the rows of x", id=1131)
     return local, global_
 
 
@@ -56,9 +54,9 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
             f"{size} cards times the number of experts",
             id=1132,
         )
-    if (array < 0).any():
-        raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0", id=1133)
-    return np.ascontiguousarray(array, np.int64).reshape(size, -1)
+    matrix = np.ascontiguousarray(array, np.int64).reshape(size, -1)
+    _core.check_signs(name, matrix.reshape(-1).tolist())
+    return matrix
 
 
 def layout(local: Matrix) -> Layout:
@@ -108,10 +106,9 @@ def _exchanged(comm: Communicator, rows: Matrix) -> Matrix:
 
 def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
     """Checks and returns one count >= 0 per rank."""
-    x = np.array(as_counts("send_counts", send_counts, size), np.int64)
-    if (x < 0).any():
-        raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0", id=1134)
-    return x
+    counts = as_counts("send_counts", send_counts, size)
+    _core.check_signs("send_counts", counts)
+    return np.array(counts, np.int64)
 
 
 def transposition(counts: Matrix) -> npt.NDArray[np.int64] | None:

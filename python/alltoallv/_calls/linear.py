@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
-from alltoallv._calls.counts import Layout, even_parts, overlap, packed
+from alltoallv._calls.counts import Layout, even_parts, overlap, packed, rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.reductions import ReductionPlan
@@ -216,8 +216,7 @@ def leaf_products(input: A, weight: A, bias: Any, leaves: object, size: int, mul
 
 def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
     """Raises InvalidTensorError, which names the argument, unless the shapes can be multiplied."""
-    if not input:
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
+    rows_of(input)
     if len(weight) != 2 or weight[1] != input[-1]:
         raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]", id=2045)
     if bias is not None and tuple(bias) != (weight[0],):

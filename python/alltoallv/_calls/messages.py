@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.collectives import count_of
-from alltoallv._calls.counts import integer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -72,9 +71,8 @@ def post(
         raise InvalidParamError(
             f"{name} is {peer}, this rank itself, expected another one: a call that waits would never return", id=1142
         )
-    number = ANY_TAG if tag is None and operator != "send" else integer(tag)
-    if number is None or not (0 <= number < _TAGS or tag is None):  # negative: this package's own (membership.py)
-        raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}", id=1143)
+    any_tag = tag is None and operator != "send"  # negative ones: this package's own (membership.py)
+    number = ANY_TAG if any_tag else _core.checked_integer("tag", tag, 0, _TAGS - 1)
     at, count = (0, -1) if tensor is None else (tensor[0], count_of(tensor, dtype))
     return Message(comm.core, (operator, dtype, at, count, peer, number), at_most)
 

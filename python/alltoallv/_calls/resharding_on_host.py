@@ -13,7 +13,7 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import as_bytes, check_lists_apart, check_untracked
+from alltoallv._calls.regions import as_bytes, check_untracked
 from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
@@ -59,7 +59,7 @@ class _Tools:
             declared = [None if out is None else (adapter.check_output("out", out), tuple(out.shape)) for out in outs]
             plan.check_outputs([each and (each[1], each[0]) for each in declared])
             own, theirs = ([adapter.region(x) for x in each if x is not None] for each in (inputs, outs))
-            check_lists_apart(theirs, own, "out")
+            _core.check_lists_apart(theirs, own, "out")
             for out in outs:
                 if out is not None:
                     adapter.writes(out)

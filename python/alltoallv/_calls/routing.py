@@ -72,9 +72,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "alignment"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}", id=1158)
+            _core.checked_integer(name, getattr(self, name), 1, MOST)
         room = self.capacity
         is_number = isinstance(room, int | float) and not isinstance(room, bool)
         if room is not None and not (is_number and 0 < room < math.inf):
@@ -161,6 +159,5 @@ def check_coded(name: str, dtype: object) -> None:
 
 def chunk_ends(tokens: int, chunks: int) -> list[int]:
     """Returns the end of each of ``chunks`` equal parts of the tokens."""
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MOST:
-        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer from 1 to {MOST}", id=1167)
+    _core.checked_integer("chunks", chunks, 1, MOST)
     return [tokens * (part + 1) // chunks for part in range(chunks)]

@@ -157,8 +157,8 @@ class _GroupChecks:
             if (rank, rank_size) != (group.rank, group.size):
                 raise InvalidParamError(
                     f"rank and rank_size are {rank} and {rank_size}, expected {group.rank} and "
-                    f"{group.size}, as in the group of domain '{group.domain}'",
-                    id=1206,
+                    f'{group.size}, as in the communicator "{group.domain}"',
+                    id=1018,
                 )
 
     def announce(self, code: int, message: str) -> None:

@@ -7,14 +7,13 @@ from typing import Any, overload
 
 from alltoallv import _core
 from alltoallv._calls import adapters
-from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import integer
+from alltoallv._calls.adapters import Adapter, check_on_npu
 from alltoallv._calls.protocol import Member
-from alltoallv._calls.regions import Region, check_apart
+from alltoallv._calls.regions import Region
 from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 
 
 class AllToAllVOperation(Operation):
@@ -131,7 +130,7 @@ class AllToAllVOperation(Operation):
         target = self._set_up(adapter, [x], out)
 
         if self._engine is not None:
-            self._checked(check_apart, adapter.region(target), adapter.region(x))
+            self._checked(_core.check_apart, adapter.region(target), adapter.region(x))
             param = self._core.param
             layout = param.send_counts, param.sdispls, param.recv_counts, param.rdispls
             adapter.exchange(self._engine, self._operator, target, x, layout)
@@ -149,8 +148,7 @@ class AllToAllVOperation(Operation):
                 raise InvalidParamError("send_counts and capacity belong together, expected both or neither", id=1207)
             if out is not None or timeout is not None:
                 raise InvalidParamError("capacity is given, expected a call without out and timeout", id=1208)
-            if adapter.device(x) != "npu":
-                raise InvalidTensorError(f"x lies on {adapter.device(x)}, expected an npu with a capacity", 14, id=2060)
+            check_on_npu("x", adapter.device(x))
             return self._capacity
 
         capacity = self._checked(check)
@@ -173,8 +171,7 @@ def _with_capacity(param: AllToAllVParam, capacity: int) -> AllToAllVParam:
     for name in COUNTS:
         if counts := getattr(param, name):
             raise InvalidParamError(f"{name} is {list(counts)}, expected none with a capacity", id=1209)
-    if (integer(capacity) or 0) < 1:
-        raise InvalidParamError(f"capacity is {capacity!r}, expected at least 1", id=1210)
+    _core.checked_least("capacity", capacity, 1)
     fields = {name: getattr(param, name) for name in FIELDS}
     nothing, others = (0,) * param.rank_size, (0,) * (param.rank_size - 1)
     fields |= {"send_counts": nothing, "sdispls": nothing}

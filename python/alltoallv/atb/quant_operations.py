@@ -13,7 +13,6 @@ from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.protocol import Member
-from alltoallv._calls.regions import check_apart
 from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
@@ -154,7 +153,7 @@ class QuantAllReduceOperation(Operation):
         dtype, out_dtype = adapter.dtype(inputs[0]), adapter.dtype(out)
         target, source = adapter.region(out), adapter.region(inputs[0])
         if target[0] != source[0] or out_dtype != dtype:
-            check_apart(target, source)
+            _core.check_apart(target, source)
         return self._terms(adapter, inputs, out_dtype)
 
     def request(self, *inputs: A) -> QuantizedReduction:

@@ -17,6 +17,7 @@ from alltoallv.deep_ep import expert_rows
 from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.torch.api.dispatcher import check_experts
 from alltoallv.torch.api.moe_ops import TENSORS, begin_collect
 from alltoallv.torch.api.rows import as_bytes, exchange, side_by_side, sum_dtype
 from alltoallv.torch.eager import group as groups
@@ -90,8 +91,7 @@ class BaseBuffer:
                 raise InvalidParamError(f"topk_idx or {name} is None, expected both, or a handle", id=1228)
             number = number if isinstance(number, int) else len(number)
             local = _local(number, comm.size)
-            if alignment < 1:
-                raise InvalidParamError(f"expert_alignment is {alignment}, expected at least 1", id=1229)
+            _core.checked_least("expert_alignment", alignment, 1)
             if most and rows > most:
                 raise InvalidParamError(
                     f"num_max_tokens_per_rank is {most}, expected at least {rows}, the rows of x", id=1230
@@ -103,11 +103,8 @@ class BaseBuffer:
                 )
             if ids.dim() != 2 or ids.shape[0] != rows:
                 raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]", id=2069)
-            if weights is not None and weights.shape != ids.shape:
-                shapes = tuple(weights.shape), tuple(ids.shape)
-                raise InvalidTensorError(
-                    f"topk_weights has shape {shapes[0]}, expected {shapes[1]} as topk_idx", id=2070
-                )
+            if weights is not None:
+                _core.check_shape("topk_weights", weights.shape, ids.shape)
             if not waits and most < 1:
                 raise InvalidParamError(
                     "num_max_tokens_per_rank is 0, expected at least 1 with do_cpu_sync=False", id=1231
@@ -185,9 +182,7 @@ class BaseBuffer:
             token, columns = handle.order // comm.size, [*parts]
             terms = _terms(parts) if weights is None else _terms(parts, weights.dtype)
             if weights is not None:
-                if weights.shape != ids.shape:
-                    shapes = tuple(weights.shape), tuple(ids.shape)
-                    raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}", id=2072)
+                _core.check_shape("topk_weights", weights.shape, ids.shape)
                 ranks = rank_of(ids[token], handle.num_experts // comm.size)
                 columns.append(weights[token].masked_fill(ranks != (handle.order % comm.size)[:, None], 0))
         rows = handle.num_recv_tokens
@@ -210,8 +205,8 @@ class BaseBuffer:
             shapes = [("x", x, (rows, x.shape[1])), ("topk_weights", weights, of_weights)]
             shapes += [("bias", each, (tokens, x.shape[1])) for each in biases]
             for name, value, shape in shapes:
-                if value is not None and tuple(value.shape) != shape:
-                    raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}", id=2028)
+                if value is not None:
+                    _core.check_shape(name, value.shape, shape)
             dtype = x.dtype
             if handle.do_expand:
                 x = expert_rows.fold(x, handle.slots)
@@ -396,8 +391,7 @@ class Buffer(BaseBuffer):
         rank that is lost ends the group, and `Communicator.rejoin` makes one with its replacement.
         """
         masked, size = self._masks(), groups.world_size(self.group)
-        if not 0 <= rank_to_mask < size:
-            raise InvalidParamError(f"rank_to_mask is {rank_to_mask}, expected 0 to {size - 1}", id=1234)
+        _core.checked_rank("rank_to_mask", rank_to_mask, size)
         (masked.add if mask else masked.discard)(rank_to_mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
@@ -532,8 +526,8 @@ class Buffer(BaseBuffer):
                     ("topk_weights", topk_weights, tuple(ids.shape)),
                     ("out", out, (len(ids), handle.hidden)),
                 ):
-                    if value is not None and tuple(value.shape) != shape:
-                        raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}", id=2028)
+                    if value is not None:
+                        _core.check_shape(name, value.shape, shape)
                 slots = sent.fixed_slots(capacity)
                 used, ranks = slots >= 0, rank_of(ids, local).reshape(-1)
                 going = [int(part.sum()) for part in used[: int(sent.ranks[1].sum())].split(sent.ranks[1].tolist())]
@@ -592,10 +586,7 @@ def _nothing() -> None:
 
 def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     """Returns whether each token goes to each rank, bool ``[n, W]``."""
-    if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
-        raise InvalidParamError(
-            f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}", id=1241
-        )
+    check_experts("topk_idx", ids, experts)
     ranks = rank_of(ids, experts // size)
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 

@@ -84,7 +84,7 @@ def _checked(size: int, *arguments: Any) -> list[Any]:
     for name, table in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), tables, strict=True):
         if table.shape != (size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
             shown = f"{table.dtype}{list(table.shape)}"
-            raise InvalidParamError(f"{name} is {shown}, expected {size} integers, one for every rank", id=1244)
+            raise InvalidParamError(f"{name} is {shown}, expected {size} integers, one per rank", id=1053)
     return [operand, output, *tables]
 
 

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import ancestry
 from alltoallv.launch.ancestry import Setter, pid_namespace, process_id
@@ -118,8 +119,7 @@ def _compare(env: Environ, kind: _Kind, launch: Launch, other: _Kind, by: Setter
 
 def _rank_and_size(env: Environ, rank_name: str, size_name: str) -> tuple[int, int]:
     rank, size = required(env, rank_name), required(env, size_name)
-    if size < 1:
-        raise InvalidParamError(f"{size_name} is {env[size_name]!r}, expected at least 1", id=1247)
+    _core.checked_least(size_name, size, 1)
     if rank >= size:
         raise InvalidParamError(
             f"{rank_name} is {env[rank_name]!r}, expected less than {size_name}, which is {size}", id=1248

@@ -467,7 +467,7 @@ def _connected(param: AllToAllVParam, communicator: Communicator | None) -> Comm
     if (param.rank, param.rank_size) != (comm.rank, comm.size):
         raise InvalidParamError(
             f"rank and rank_size are {param.rank} and {param.rank_size}, expected {comm.rank} and {comm.size}, "
-            f"as in the communicator '{comm.domain}'",
-            id=1317,
+            f'as in the communicator "{comm.domain}"',
+            id=1018,
         )
     return comm

@@ -13,8 +13,9 @@ from mindspore import Tensor, ops
 from mindspore._c_expression import GroupOptions
 from mindspore._c_expression.typing import Type
 
+from alltoallv._calls.counts import rows_of
 from alltoallv._calls.guard import guard
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.mindspore import distributed as dist
 from alltoallv.mindspore import group as groups
@@ -306,9 +307,7 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
 
 def _length(tensor: Any) -> int:
     check_tensor("tensor", tensor)
-    if not tensor.shape:
-        raise InvalidTensorError("tensor has shape (), expected at least 1 dimension", id=2079)
-    return tensor.shape[0]
+    return rows_of(tensor.shape, "tensor")
 
 
 def _share(tensor: Any, group: str) -> int:

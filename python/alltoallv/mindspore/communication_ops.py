@@ -7,8 +7,9 @@ from typing import Any
 
 from mindspore import Tensor
 
+from alltoallv._calls.counts import share_of
 from alltoallv._calls.guard import guard
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import distributed
 from alltoallv.mindspore.comm_func import all_to_all_v_c
 from alltoallv.mindspore.distributed import *  # noqa: F403
@@ -41,11 +42,7 @@ def _parts(name: str, tensor: Any, group: str | None) -> list[Tensor]:
     """Returns the ranks' parts of a tensor along dimension 0, in its memory."""
     check_tensor(name, tensor)
     size = enter(group).size
-    if not tensor.shape or tensor.shape[0] % size:
-        raise InvalidTensorError(
-            f"{name} has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}", id=2080
-        )
-    return list(tensor.split(tensor.shape[0] // size))
+    return list(tensor.split(share_of(name, tensor.shape, size)))
 
 
 def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None) -> None:

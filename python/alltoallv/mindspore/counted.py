@@ -12,11 +12,12 @@ from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
-from alltoallv._calls.counts import integer
+from alltoallv._calls.adapters import check_on_npu
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import COUNT_NAMES, STATUS_SHAPE
+from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import Place, as_input, core_name, target, wants_gradient
@@ -88,12 +89,9 @@ def all_to_all_v(
     with guard(comm, "all_to_all_v"):
         x = as_input(input)
         check_excluded("capacity is given", **others)
-        if device() != "npu":
-            raise InvalidTensorError(f"input lies on {device()}, expected an npu with a capacity", 14, id=2081)
-        if (-1 if (read := integer(capacity)) is None else read) < 0:
-            raise InvalidParamError(f"capacity is {capacity!r}, expected at least 0", id=1325)
-        if counts[1] is not None and wants_gradient(input):
-            raise InvalidParamError("sdispls are given with a capacity for an input that wants a gradient", id=1326)
+        check_on_npu("input", device())
+        _core.checked_least("capacity", capacity, 0)
+        check_untracked(wants_gradient(input), counts[1], argument="sdispls")
         by_row, placed = _core.reads_rows(unit, input.ndim), as_counts(counts, comm.size)
     row = math.prod(input.shape[1:]) if by_row else 1
     tracked = wants_gradient(input)

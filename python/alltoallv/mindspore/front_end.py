@@ -13,6 +13,7 @@ from mindspore.graph import jit_trace
 from alltoallv import _core
 from alltoallv._calls.expert_rows import ExpertRows, Order
 from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import ADAPTER, LATE
 from alltoallv.mindspore.autograd import apply, assign, refuse_gradient
@@ -28,9 +29,10 @@ Gradient = Callable[[Communicator, _core.CheckedCall], Callable[[], Sequence[Ten
 def enter(group: Group) -> Communicator:
     """Returns a call's communicator; refuses where MindSpore would record the call's values instead of the call."""
     if getattr(jit_trace, "_using_trace", False):
-        raise RuntimeError(
+        raise BackendUnavailableError(
             "alltoallv.mindspore cannot be traced: use capture_mode='bytecode', "
-            "or 'ast' with alltoallv.mindspore.AllToAllV"
+            "or 'ast' with alltoallv.mindspore.AllToAllV",
+            id=5069,
         )
     return groups.resolve(group)
 

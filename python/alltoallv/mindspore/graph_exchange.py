@@ -126,10 +126,7 @@ class Host:
         if self.refusal:
             raise InvalidParamError(self.refusal, id=1482)
         for name, values in (("send_counts", send), ("recv_counts", recv)):
-            if values.shape != (2, comm.size):
-                raise InvalidParamError(
-                    f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank", id=1054
-                )
+            _core.read_counts(name, values[0], comm.size)
         (sends, sdispls), (recvs, rdispls) = send.tolist(), recv.tolist()
         summed = self.sums and overlap(recvs, rdispls)
         layout = sends, recvs, None if self.packs else sdispls, None if summed else rdispls

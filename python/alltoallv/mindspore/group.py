@@ -67,10 +67,14 @@ def joined() -> bool:
     return WORLD[0] in _made
 
 
+def _unknown(group: str, why: str = "") -> InvalidParamError:
+    return InvalidParamError(f"group is {group!r}, expected a name made by new_group(){why}", id=1336)
+
+
 def forget(group: str | None) -> None:
     """Closes the communicator of a group that `new_group` made, or of all groups; they can be made again."""
     if group is not None and group not in _ranks:
-        raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()", id=1336)
+        raise _unknown(group)
     for name in list(_made) if group is None else [group]:
         member = _made.pop(name, None)
         if member is not None:
@@ -170,6 +174,4 @@ def members(group: str | None) -> list[int]:
             raise RuntimeError("mindspore.communication.init() has not been called")
         return [int(rank) for rank in mindspore_groups._get_group_ranks(group)]
     except (RuntimeError, ValueError, TypeError) as error:
-        raise InvalidParamError(
-            f"group is {group!r}, expected a name made by new_group() ({str(error).strip().splitlines()[0]})", id=1340
-        ) from error
+        raise _unknown(group, f" ({str(error).strip().splitlines()[0]})") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -202,13 +202,18 @@ def _integer(name: str, what: str, value: Any) -> int:
         raise InvalidParamError(f"{name} has {what} {value!r}, expected an integer", id=1361) from None
 
 
+def check_number(name: str, what: str, values: Sized, size: int) -> None:
+    """Raises InvalidParamError unless there is one of ``what`` for each rank."""
+    if len(values) != size:
+        raise InvalidParamError(f"{name} has {len(values)} {what}, expected {size}, one for each rank", id=1362)
+
+
 def _integers(name: str, what: str, values: Any, size: int) -> list[int]:
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         values = values.tolist()
     if not hasattr(values, "__len__"):
         raise InvalidParamError(f"{name} has {what} {values!r}, expected {size}, one for each rank", id=1362)
-    if len(values) != size:
-        raise InvalidParamError(f"{name} has {len(values)} {what}, expected {size}, one for each rank", id=1362)
+    check_number(name, what, values, size)
     return [_integer(name, what, value) for value in values]
 
 
@@ -269,8 +274,7 @@ def typed(name: str, message: Any, size: int) -> Blocks:
     value, *layout, types = message
     counts, displs = layout[0] if len(layout) == 1 else (layout if layout else (None, None))
     array, _ = _array_and_type(name, value, None)
-    if len(types) != size:
-        raise InvalidParamError(f"{name} has {len(types)} types, expected {size}, one for each rank", id=1366)
+    check_number(name, "types", types, size)
     counts = _integers(name, "counts", [1] * size if counts is None else counts, size)
     displs = _integers(name, "displacements", [0] * size if displs is None else displs, size)
     as_bytes = [_in_bytes(of(each)) for each in types]

@@ -21,7 +21,7 @@ from alltoallv._calls.objects import loads, pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi import requests
-from alltoallv.mpi.buffers import Array, Blocks, simple, typed, vector
+from alltoallv.mpi.buffers import Array, Blocks, check_number, simple, typed, vector
 from alltoallv.mpi.constants import (
     ANY_SOURCE,
     ANY_TAG,
@@ -391,13 +391,7 @@ class Comm:
         return Request(an.barrier(group=self.alltoallv, async_op=True), lambda status: None)
 
     def _root(self, root: Any) -> int:
-        try:
-            number = operator.index(root)
-        except TypeError:
-            number = -1
-        if not 0 <= number < self.size:
-            raise InvalidParamError(f"root is {root!r}, expected a rank below {self.size}", id=1370)
-        return number
+        return _core.checked_rank("root", root, self.size)
 
     def _bcast(self, buf: Any, root: int, later: bool) -> Request | None:
         comm = self.alltoallv
@@ -426,7 +420,7 @@ class Comm:
                 counts = blocks.sizes
             if _in_place(sendbuf):
                 if comm.rank != root:
-                    raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone", id=1371)
+                    raise _not_root("sendbuf")
                 x = blocks.block(root).packed().copy()
             else:
                 x = simple("sendbuf", sendbuf).packed()
@@ -455,7 +449,7 @@ class Comm:
                 x, counts = blocks.packed(), blocks.sizes
             if _in_place(recvbuf):
                 if comm.rank != root:
-                    raise InvalidParamError("recvbuf is MPI.IN_PLACE, expected that on the root alone", id=1372)
+                    raise _not_root("recvbuf")
                 target, store = np.empty(blocks.sizes[root], blocks.dtype), _nothing
             else:
                 target, store = simple("recvbuf", recvbuf).target()
@@ -552,7 +546,7 @@ class Comm:
                 blocks = simple("recvbuf", recvbuf)
                 target, store = blocks.target()
             elif _in_place(sendbuf):
-                raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone", id=1371)
+                raise _not_root("sendbuf")
             if _in_place(sendbuf):
                 assert blocks is not None
                 input = blocks
@@ -708,10 +702,7 @@ class Comm:
         comm = self.alltoallv
         with guard(comm, "all_to_all_v"):
             parts = [pickled(f"sendobj[{j}]", value) for j, value in enumerate(sendobj)]
-            if len(parts) != comm.size:
-                raise InvalidParamError(
-                    f"sendobj has {len(parts)} objects, expected {comm.size}, one for each rank", id=1377
-                )
+            check_number("sendobj", "objects", parts, comm.size)
         return exchange_objects(comm, parts)
 
     def reduce(self, sendobj: Any, op: Op | Callable[[Any, Any], Any] = SUM, root: int = 0) -> Any:
@@ -761,6 +752,10 @@ def _combined(values: Sequence[Any], op: Any) -> Any:
 def _in_place(buf: Any) -> bool:
     """Returns whether a buffer is left out, by either of the marks that mpi4py takes."""
     return buf is None or buf is IN_PLACE
+
+
+def _not_root(name: str) -> InvalidParamError:
+    return InvalidParamError(f"{name} is MPI.IN_PLACE, expected that on the root alone", id=1371)
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, communicator, memory
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import Adapter, not_writable, wrong_dtype
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.regions import Region
 from alltoallv._calls.subgroups import of_host
@@ -41,16 +41,22 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
         ) from error
 
 
-def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
-    """Returns ``array``, or raises an error if the operator cannot write into it."""
+def check_array(name: str, array: object) -> Array:
+    """Returns ``array``, or raises InvalidTensorError if it is none."""
     if not isinstance(array, np.ndarray):
         raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5, id=2061)
+    return array
+
+
+def check_output(name: str, given: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
+    """Returns ``given``, or raises an error if the operator cannot write into it."""
+    array = check_array(name, given)
     if not array.flags.c_contiguous or not array.flags.writeable:
-        raise InvalidTensorError(f"{name} is not contiguous and writable, expected both", id=2062)
+        raise not_writable(name)
     if dtype is not None and array.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}", 13, id=2036)
-    if size is not None and array.size != size:
-        raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9, id=2024)
+        raise wrong_dtype(name, array.dtype, dtype)
+    if size is not None:
+        _core.check_count(name, array.size, size)
     return array
 
 
@@ -72,8 +78,7 @@ class _Arrays(Adapter[Array]):
     done, direct = Done, True
 
     def check(self, name: str, x: Array) -> None:
-        if not isinstance(x, np.ndarray):
-            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5, id=2061)
+        check_array(name, x)
         core_name(x.dtype)
 
     read = staticmethod(as_input)  # also accepts a list

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import messages
-from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import AllToAllVError
@@ -183,7 +182,7 @@ def sendrecv(
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     x = as_input("input", input)
-    check_apart(region(check_output("out", out)), region(x))
+    _core.check_apart(region(check_output("out", out)), region(x))
     begin_recv = message("recv", out, src, recv_tag, group, timeout)
     begin_send = message("send", x, dst, send_tag, group, timeout)
     coming, going = begin_recv(), begin_send()

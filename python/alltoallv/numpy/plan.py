@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
+from alltoallv._calls.adapters import not_contiguous
 from alltoallv._calls.counts import Counts, check_length, plan_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import ADAPTER, Array, address, check_output, region, resolve
+from alltoallv.errors import InvalidTensorError
+from alltoallv.numpy.arrays import ADAPTER, Array, address, check_array, check_output, region, resolve
 
 
 class Plan(_core.ArrayPlan):
@@ -75,21 +75,17 @@ class Plan(_core.ArrayPlan):
                 out = ADAPTER.new((self.output_size,), input, zero=self._gaps)
             else:
                 check_output("out", out, self.dtype)
-                if out.size < self.output_size:
-                    raise InvalidParamError(
-                        f"out has {out.size} elements, expected at least {self.output_size}", id=1223
-                    )
-                check_apart(region(out), region(input))
+                check_length("out", out.size, self.output_size, False)
+                _core.check_apart(region(out), region(input))
             source, target = address(input), address(out)
             limit = _core.read_timeout(timeout)
         self._run(source, target, limit)
         return out
 
     def _check_input(self, input: Array) -> None:
-        if not isinstance(input, np.ndarray):
-            raise InvalidTensorError(f"input is a {type(input).__name__}, expected a NumPy array", 5, id=2063)
+        check_array("input", input)
         if input.dtype != self.dtype:
             raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13, id=2064)
         if not input.flags.c_contiguous:
-            raise InvalidTensorError("input is not contiguous, expected a contiguous array", id=2065)
+            raise not_contiguous("input")
         check_length("input", input.size, self.input_size, self._covers)

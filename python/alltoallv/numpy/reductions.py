@@ -14,8 +14,7 @@ from alltoallv._calls.linear import leaf_products
 from alltoallv._calls.reductions import check_no_order, check_order
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidParamError
-from alltoallv.numpy.arrays import ADAPTER, Array, address, as_input, check_output, later, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, address, as_input, check_output, later, region, resolve
 
 __all__ = ["all_reduce", "reduce_scatter", "row_parallel_linear", "scan"]
 
@@ -146,10 +145,7 @@ def scan(
         if out is None:
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
-        if np.may_share_memory(out, x) and address(out) != address(x):
-            raise InvalidParamError(
-                "out and input overlap in memory without being the same, expected one or the other", id=1048
-            )
+        _core.check_same_or_apart(region(out), region(x))
         parts = even_parts(x.size, comm.size)
         own_count = parts[comm.rank]
         shares_of_all, partial_results = [memory.empty((comm.size, own_count), x.dtype) for _ in range(2)]

@@ -11,7 +11,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls.counts import Counts
+from alltoallv._calls.counts import Counts, share_of
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import check_untracked
@@ -27,11 +27,7 @@ _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", 
 def rows_of_ranks(name: str, x: Tensor, size: int) -> list[Tensor]:
     """Returns ``size`` equal parts of the argument ``name`` along dimension 0, in its memory."""
     ADAPTER.check(name, x)
-    if not x.shape or x.shape[0] % size:
-        raise InvalidTensorError(
-            f"{name} has shape {list(x.shape)}, expected dimension 0 to be a multiple of {size}", id=2080
-        )
-    rows = x.shape[0] // size
+    rows = share_of(name, x.shape, size)
     return [x[rows * j : rows * (j + 1)] for j in range(size)]
 
 

@@ -35,9 +35,10 @@ def core_name(dtype: Any) -> str:
 def check_tensor(name: str, x: object) -> None:
     """Refuses everything but dense tensors in host memory that hold values."""
     if not paddle.in_dynamic_mode():
-        raise RuntimeError(
+        raise BackendUnavailableError(
             "alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first, and use "
-            "paddle.jit.to_static with full_graph=False"
+            "paddle.jit.to_static with full_graph=False",
+            id=5070,
         )
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected a paddle.Tensor")

@@ -37,7 +37,7 @@ class Feedback(Generic[T]):
         """
         if not isinstance(state, dict):
             raise InvalidParamError(
-                f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}", id=1178
+                f"the state is {'a ' + type(state).__name__}, expected a dict of {', '.join(_NAMES)}", id=1178
             )
         if set(state) != set(_NAMES):
             raise InvalidParamError(

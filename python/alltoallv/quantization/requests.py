@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.adapters import A, Adapter, not_writable, wrong_dtype
 from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
 from alltoallv._calls.protocol import Member
-from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.bounds import Bounded
@@ -59,15 +58,11 @@ def all_reduce(
     quantization = Quantization.checked(
         options.format, options.group_size, options.gather, options.op, options.overflow
     )
-    first, second = _scales(adapter, options, quantization, shape, feedback is not None)
-    if bound and not options.dynamic():
-        raise InvalidParamError("bound is given with a shared scale, expected the dynamic mode", id=1072)
-    if bound and feedback is not None and options.gather == "quantized" and options.format == "nvfp4":
-        raise InvalidParamError(
-            "bound is given with error feedback of the gather in format nvfp4, whose scale may not hold the feedback; "
-            "expected another format, or gather 'full'",
-            id=1184,
-        )
+    first, second = _scales(adapter, options, quantization, shape)
+    leaves = 0 if options.leaves is None else _core.checked_leaves(options.leaves, shape, comm.size)
+    has_feedback = feedback is not None
+    states = has_feedback, has_feedback and options.gather == "quantized"
+    _core.check_quantized_all_reduce(quantization.format, options.dynamic(), bound, *states, leaves)
     if options.scale is not None and dtype != "int8":
         raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13, id=2052)
     if options.scale is None:
@@ -75,13 +70,6 @@ def all_reduce(
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     _float32(f"the sum of {comm.size} ranks' offset {offset:g}", comm.size * offset)
-    leaves = 0
-    if options.leaves is not None:
-        leaves = _core.checked_leaves(options.leaves, shape, comm.size)
-        if not options.dynamic():
-            raise InvalidParamError(f"leaves is {leaves} with a shared scale, expected the dynamic mode", id=1185)
-        if feedback is not None:
-            raise InvalidParamError(f"leaves is {leaves} with error_feedback, expected a call without it", id=1186)
     into = shape[1:] if leaves else shape
     terms = (math.prod(into),), quantization, first, second, offset, shape, bound, leaves
     request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, *terms)
@@ -126,7 +114,7 @@ def _reduction(
         _check_output(adapter, out, request.out_dtype, shape)
         target, source = adapter.region(out), adapter.region(x)
         if request.operator == "quantized_reduce_scatter" or request.leaves or target != source:
-            check_apart(target, source)
+            _core.check_apart(target, source)
     error, gather_error = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
     bounds = adapter.allocate((request.bounds(comm.rank),), "float32", x) if request.bound else None
     return Reduction(request, out, x, error, gather_error, bounds)
@@ -135,11 +123,10 @@ def _reduction(
 def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
     adapter.check("out", out)
     if (own_dtype := adapter.dtype(out)) != dtype:
-        raise InvalidTensorError(f"out has dtype {own_dtype}, expected {dtype}", 13, id=2053)
+        raise wrong_dtype("out", own_dtype, dtype)
     if not adapter.writable(out):
-        raise InvalidTensorError("out is not contiguous and writable, expected both", id=2054)
-    if tuple(out.shape) != shape:
-        raise InvalidTensorError(f"out has shape {tuple(out.shape)}, expected {shape}", id=2041)
+        raise not_writable("out")
+    _core.check_shape("out", out.shape, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +202,8 @@ def rows(
     out_dtype = output_dtype(adapter, options, dtype)
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
-    if recvs is not None and min(recvs) < 0:
-        raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0", id=1187)
+    if recvs is not None:
+        _core.check_signs("recv_counts", recvs)
     return Rows(x, length, quantization, dtype, out_dtype, sends, recvs, options, bound)
 
 
@@ -274,14 +261,14 @@ def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
     array = adapter.values(values) if is_tensor else np.asarray(values)
     dtype = adapter.dtype(values) if is_tensor else array.dtype.name
     if dtype not in FLOATS:
-        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13, id=2036)
+        raise wrong_dtype(name, dtype, ", ".join(FLOATS))
     if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
         raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]", id=2055)
     return np.ascontiguousarray(array.reshape(-1), np.float32)
 
 
 def _scales(
-    adapter: Adapter[A], options: Options, quantization: Quantization, shape: Sequence[int], has_feedback: bool
+    adapter: Adapter[A], options: Options, quantization: Quantization, shape: Sequence[int]
 ) -> tuple[Floats | None, Floats | None]:
     """Returns the shared scale, or both, or None where there is none."""
     if options.dynamic():
@@ -298,7 +285,7 @@ def _scales(
             f"offset is {options.offset} but scale is None, expected an offset only with a shared scale", id=1192
         )
     first: Any = scale if first_scale is None else first_scale
-    _check_shared(quantization, has_feedback, first_scale is not None)
+    _check_shared(quantization, first_scale is not None)
     channels = shape[-1] if len(shape) else 1
     for name, values in scales.items():
         if values is not None and values.size not in (1, channels):
@@ -314,22 +301,20 @@ def _scales(
     return first, second_scale
 
 
-def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
+def _check_shared(quantization: Quantization, two: bool) -> None:
     """Raises InvalidParamError for options that shared scales exclude."""
     wanted = {"format": "int8", "op": "sum"} | ({} if two else {"gather": "full"})
     for name, expected in wanted.items():
         value = getattr(quantization, name)
         if value != expected:
             raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale", id=1193)
-    if has_feedback:
-        raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode", id=1194)
 
 
 def check_float(dtype: str) -> None:
     """Raises InvalidTensorError for an input that the dynamic mode does not take."""
     if dtype not in FLOATS:
         hint = ", or int8 with a scale" if dtype == "int8" else ""
-        raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13, id=2057)
+        raise wrong_dtype("input", dtype, ", ".join(FLOATS) + hint)
 
 
 def _address(array: Floats | None) -> int:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.collectives import all_gather_into_tensor, all_to_all_single, barrier, broadcast
@@ -94,8 +95,7 @@ def all_to_all_vdev_2d(
     comm = _communicator(group_name, input)
     align = 1 if major_align is None else major_align
     with guard(comm, _FIRST):
-        if align < 1:
-            raise InvalidParamError(f"major_align is {align}, expected at least 1", id=1457)
+        _core.checked_least("major_align", align, 1)
         matrix = _by_rank("in_splits", in_splits, in_splits.shape, comm)
         _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
     received = _exchanged(matrix, comm)  # [from, expert]

@@ -9,9 +9,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from mindspore import Tensor
 
+from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.front_end import check_async, enter
 from alltoallv.mindspore.group import Group
@@ -112,8 +113,7 @@ def _check_list(name: str, arguments: dict[str, Any], comm: Communicator) -> Non
 
 def _check_gathered(output: Tensor, input: Tensor, comm: Communicator) -> None:
     expected = (comm.size * input.shape[0], *input.shape[1:]) if input.ndim else (comm.size,)
-    if tuple(output.shape) != expected:
-        raise InvalidTensorError(f"output_tensor has shape {tuple(output.shape)}, expected {expected}", id=2084)
+    _core.check_shape("output_tensor", output.shape, expected)
 
 
 def first_outputs(function: Callable[P, R]) -> Callable[P, R]:

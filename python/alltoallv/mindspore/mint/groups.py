@@ -12,6 +12,7 @@ from mindspore._c_expression import GroupOptions
 from mindspore.mint.distributed._utils import _parse_tcp_url_for_ipv4
 from mindspore.mint.distributed.distributed import TCPStore
 
+from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch.detect import BY_ADDRESS
@@ -181,9 +182,7 @@ def get_global_rank(group: str | None, group_rank: int) -> int:
     if not isinstance(group_rank, int):
         raise TypeError(f"The group_rank argument must be integer, but got {type(group_rank)}.")
     members = get_process_group_ranks(group)
-    if not 0 <= group_rank < len(members):
-        raise InvalidParamError(f"group_rank is {group_rank}, expected 0 <= group_rank < {len(members)}", id=1342)
-    return members[group_rank]
+    return members[_core.checked_rank("group_rank", group_rank, len(members))]
 
 
 def get_group_rank(group: str | None, global_rank: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv._calls import messages
+from alltoallv._calls.counts import rows_of, share_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
@@ -88,15 +89,8 @@ def _exchange(
 
 def _rows(x: Array, size: int, parts: bool = False) -> Shape:
     """Returns the shape of W inputs along dimension 0, or of one of the input's W parts."""
-    if not x.shape:
-        raise InvalidTensorError("input_x has shape (), expected at least 1 dimension", id=2086)
-    if not parts:
-        return (x.shape[0] * size, *x.shape[1:])
-    if x.shape[0] % size:
-        raise InvalidTensorError(
-            f"input_x has shape {x.shape}, expected dimension 0 to be a multiple of {size}", id=2087
-        )
-    return (x.shape[0] // size, *x.shape[1:])
+    rows = rows_of(x.shape, "input_x")
+    return (share_of("input_x", x.shape, size) if parts else rows * size, *x.shape[1:])
 
 
 def _numbers(name: str, inputs: Sequence[Array], entries: int) -> tuple[list[int], Sequence[Array]]:
@@ -117,10 +111,7 @@ def _flat(x: Array) -> Array:
 
 
 def _block(attributes: Attributes) -> int:
-    block = int(attributes["block_size"])
-    if block < 1:
-        raise InvalidParamError(f"block_size is {block}, expected at least 1", id=1344)
-    return block
+    return _core.checked_least("block_size", int(attributes["block_size"]), 1)
 
 
 @rule("AllReduce", "all_reduce")
@@ -223,12 +214,8 @@ def _all_to_all(attributes: Attributes, comm: Communicator, inputs: Sequence[Arr
     for name, dim in (("split_dim", split), ("concat_dim", concat)):
         if not -x.ndim <= dim < x.ndim:
             raise InvalidParamError(f"{name} is {dim}, expected a dimension of the input, which has {x.ndim}", id=1346)
-    if x.shape[split] % count:
-        raise InvalidTensorError(
-            f"input_x has shape {x.shape}, expected dimension {split} to be a multiple of {count}", id=2089
-        )
     shape = list(x.shape)
-    shape[split] //= count
+    shape[split] = share_of("input_x", x.shape, count, split)
     part, each = tuple(shape), [x.size // count] * count
     shape[concat] *= count
 

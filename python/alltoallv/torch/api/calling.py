@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls.collectives import check_length
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -60,7 +59,7 @@ def call_collective(
         limit = calls.limit(comm, timeout)
         for name, tensors in ((row.inputs, ins), (row.outputs, outs)):
             if not isinstance(tensors, list | tuple):
-                check_length(name, tensors, comm.size)
+                _core.check_list(name, tensors, comm.size)
                 raise InvalidTensorError(
                     f"{name} is a {type(tensors).__name__}, expected a list of tensors", 5, id=2104
                 )

@@ -27,11 +27,9 @@ from torch._C._distributed_c10d import (
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls.collectives import CheckedCall, barrier_plan, broadcast_layout, check_length, check_own
+from alltoallv._calls.collectives import CheckedCall, barrier_plan, broadcast_layout
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -120,18 +118,15 @@ def _split_at_once(
     method=Method(("allgather",), AllgatherOptions),
 )
 def _all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_length("tensor_list", outs, comm.size)
+    _core.check_list("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
     copies: Copies = []
     x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in outs]
     own = spaces[comm.rank]
     if region(x) != region(own) or not isinstance(comm, Communicator):
         x = apart([x], spaces)[0]
-    check_outputs_apart([region(out) for out in spaces], "tensor_list")
-    if x.numel() != own.numel():
-        raise InvalidTensorError(
-            f"tensor has {x.numel()} elements, expected {own.numel()} as entry {comm.rank} of tensor_list", 9, id=2111
-        )
+    _core.check_lists_apart([region(out) for out in spaces], [], "tensor_list")
+    _core.check_part("tensor", x.numel(), "tensor_list", own.numel(), comm.rank)
     operation = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
     return operation.giving([list(outs)], copies)
 
@@ -179,7 +174,7 @@ def _all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, 
     request = _core.Request.all_gather(comm.size, input.shape, output.numel(), "output_tensor")
     copies: Copies = []
     x, out = as_input("input_tensor", input), output_of(output, copies)
-    check_gather_apart(region(out), region(x), comm.rank)
+    _core.check_gather_apart(region(out), region(x), comm.rank)
     if not isinstance(comm, Communicator):
         x = apart([x], [out])[0]
     return calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout).giving(outs, copies)
@@ -228,13 +223,13 @@ def all_gather_into_tensor(
     method=Method(("alltoall",), AllToAllOptions, flat=True),
 )
 def _all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_length("input_tensor_list", ins, comm.size)
-    check_length("output_tensor_list", outs, comm.size)
+    _core.check_list("input_tensor_list", ins, comm.size)
+    _core.check_list("output_tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
     copies: Copies = []
     spaces = [output_of(out, copies) for out in outs]
     xs = [as_input("input_tensor_list", x) for x in ins]
-    check_lists_apart([region(out) for out in spaces], [region(x) for x in xs])
+    _core.check_lists_apart([region(out) for out in spaces], [region(x) for x in xs])
     return calls.exchange_lists(comm, "all_to_all", spaces, xs).giving(outs, copies)
 
 
@@ -285,7 +280,7 @@ def _all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, param
     out, x = output_of(outs[0], copies), as_input("input", ins[0])
     shapes = [(each.numel(),) if _is_flat(parameters, out, x) else each.shape for each in (out, x)]
     request = _core.Request.all_to_all_single(comm.size, *shapes, *parameters.counts)
-    check_apart(region(out), region(x))
+    _core.check_apart(region(out), region(x))
     row = request.row if parameters.unit == "row" else 1
     return calls.exchange(comm, "all_to_all_single", out, x, request.layout, row).giving(outs, copies)
 
@@ -391,8 +386,9 @@ def _gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
     x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in tensors]
     if here:
         places, own = list(map(region, spaces)), region(x)
-        check_own("gather_list", core_name(x.dtype), places, own, comm)
-        check_outputs_apart(places, "gather_list")
+        _core.check_list("gather_list", places, comm.size)
+        _core.check_own("gather_list", places, own, core_name(x.dtype), comm.rank)
+        _core.check_lists_apart(places, [], "gather_list")
         x = apart([x], [out for out, region_of_out in zip(spaces, places, strict=True) if region_of_out != own])[0]
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
@@ -447,7 +443,8 @@ def _scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Par
     copies: Copies = []
     out, xs = output_of(outs[0], copies), [as_input("scatter_list", x) for x in tensors]
     if here:
-        check_own("scatter_list", core_name(out.dtype), list(map(region, xs)), region(out), comm)
+        _core.check_list("scatter_list", xs, comm.size)
+        _core.check_own("scatter_list", list(map(region, xs)), region(out), core_name(out.dtype), comm.rank)
         xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
     nothing = out.new_empty(0)
     recvs = [out if j == parameters.root else nothing for j in range(comm.size)]

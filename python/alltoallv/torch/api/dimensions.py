@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls.dimensions import Sizes, check_shape, read_swap
+from alltoallv._calls.dimensions import Sizes, read_swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_untracked
 from alltoallv.torch.eager import calls
@@ -90,7 +90,7 @@ def all_to_all_nd(
         if out is not None:
             check_untracked(needs_grad(input), out)
             check_output("out", out, input.dtype)
-            check_shape(tuple(out.shape), swap)
+            _core.check_shape("out", out.shape, swap.shape_out)
     sizes = swap.scatter_sizes, swap.gather_sizes
     operands = input, swap.scatter, swap.gather, *sizes, rank, group if comm is None else comm
     if comm is None or not (async_op or out is not None):

@@ -273,8 +273,7 @@ class StaticMoEDispatcher(torch.nn.Module):
     def __init__(self, num_experts: int, capacity: int, group: Group = None) -> None:
         super().__init__()
         for name, value in (("num_experts", num_experts), ("capacity", capacity)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}", id=1158)
+            _core.checked_integer(name, value, 1, MOST)
         self.num_experts, self.capacity, self.group = num_experts, capacity, group
         self._size, rank = groups.world_size(group), groups.rank_in(group)
         # The first `_extra` ranks have one expert more than the `_base` of the others; slots are as many everywhere.
@@ -304,13 +303,8 @@ class StaticMoEDispatcher(torch.nn.Module):
         comm = None if tracing else communicator_of(self.group, tokens)
         with guard(comm, OPERATOR):
             ids, weights = _matrices(tokens, expert_ids, gate_weights, tracing)
-            if comm is not None and ids.is_cpu and ids.numel():
-                low, high = (int(each) for each in ids.aminmax())
-                if low < -1 or high >= self.num_experts:
-                    raise InvalidParamError(
-                        f"expert_ids holds numbers from {low} to {high}, expected -1 to {self.num_experts - 1}",
-                        id=1488,
-                    )
+            if comm is not None and ids.is_cpu:
+                check_experts("expert_ids", ids, self.num_experts)
         (n, k), tail = ids.shape, tokens.shape[1:]
         flat, total = tokens.reshape(n, math.prod(tail)), self._size * self._most * self.capacity
         home, kept, slots = self._slots(ids.reshape(-1))
@@ -400,8 +394,7 @@ def _core_weighs(rows: Tensor, weights: Tensor) -> bool:
 def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None, tracing: bool) -> tuple[Tensor, Tensor | None]:
     """Returns expert numbers and weights of shape [n, k]."""
     _check_tensors(tokens, ids, weights)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13, id=2102)
+    _check_integers("expert_ids", ids)
     shape: tuple[int, int] = (ids.shape[0], math.prod(ids.shape[1:]))
     if not tracing:  # in a graph, the operator checks them
         shape = _core.moe_check_shapes(tokens.shape, ids.shape, None if weights is None else weights.shape)
@@ -415,6 +408,18 @@ def _check_tensors(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> None:
     _check_dtype("tokens", tokens)
     if weights is not None and not weights.is_floating_point():
         raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13, id=2014)
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected integers", 13, id=2013)
+
+
+def check_experts(name: str, ids: Tensor, experts: int) -> None:
+    """Raises InvalidParamError for a number that is none of the experts'; -1 is none."""
+    low, high = (int(each) for each in ids.aminmax()) if ids.numel() else (0, 0)
+    if low < -1 or high >= experts:
+        raise InvalidParamError(f"{name} holds numbers from {low} to {high}, expected -1 to {experts - 1}", id=1241)
 
 
 def _check_dtype(name: str, tensor: Tensor) -> None:

@@ -13,11 +13,11 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
-from alltoallv._calls.counts import Counts, Unit, integer, read_request
+from alltoallv._calls.adapters import check_on_npu
+from alltoallv._calls.counts import Counts, Unit, read_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import COUNT_NAMES
-from alltoallv._calls.regions import check_apart, check_untracked
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv._calls.regions import check_untracked
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -33,6 +33,7 @@ from alltoallv.torch.eager.tensors import (
     check_output,
     check_tensor,
     needs_grad,
+    reads_rows,
     region,
     row_size,
     shaped,
@@ -189,7 +190,7 @@ def all_to_all_v(
             check_untracked(wants_grad, value, argument=name)
         if out is not None:
             check_output("out", out, x.dtype)
-            check_apart(region(out), region(x))
+            _core.check_apart(region(out), region(x))
         request = read_request(comm.size, x.shape, *counts, out, wants_grad and async_op)
         for name, tensor in (("input", x), ("out", out)):  # the caller's code may have run while counts were read
             if tensor is not None:
@@ -236,19 +237,13 @@ def _within(
         return None
     with guard(comm, "all_to_all_v"):
         check_excluded("capacity is given", **others)
-        if unit not in ("element", "row", None):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None", id=1056)
         if comm is not None:
             check_tensor("input", input)
-            if device_of(input) != "npu":
-                raise InvalidTensorError(f"input lies on {input.device}, expected an npu with a capacity", 14, id=2081)
-        if not is_tracing() and (integer(capacity) or 0) < 0:
-            raise InvalidParamError(f"capacity is {capacity}, expected at least 0", id=1325)
-        if counts[1] is not None and needs_grad(input):
-            raise InvalidParamError(
-                "sdispls are given with a capacity for an input that requires grad, expected None", id=1421
-            )
-        by_row = input.dim() > 1 if unit is None else unit == "row"
+            check_on_npu("input", device_of(input), input.device)
+        by_row = reads_rows(unit, input.dim())
+        if not is_tracing():
+            _core.checked_least("capacity", capacity, 0)
+        check_untracked(needs_grad(input), counts[1], argument="sdispls")
         row = row_size(input) if by_row else 1
         size = groups.world_size(group) if comm is None else comm.size
         placed = [

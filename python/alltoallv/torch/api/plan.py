@@ -10,7 +10,6 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, check_length, plan_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
@@ -91,11 +90,8 @@ class Plan(_core.ArrayPlan):
                     out.zero_()
             else:
                 check_output("out", out, self.dtype)
-                if out.numel() < self.output_size:
-                    raise InvalidParamError(
-                        f"out has {out.numel()} elements, expected at least {self.output_size}", id=1223
-                    )
-                check_apart(region(out), region(input))
+                check_length("out", out.numel(), self.output_size, False)
+                _core.check_apart(region(out), region(input))
             call = None if is_watched() else calls.exchange(comm, "all_to_all_v", out, input, self._layout)
         if call is not None:
             call.run()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from alltoallv import _core
-from alltoallv._calls.collectives import CheckedCall, check_length, shape_of_list
+from alltoallv._calls.collectives import CheckedCall, shape_of_list
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
@@ -177,16 +177,11 @@ def reduce(
     method=Method(("reduce_scatter",), ReduceScatterOptions, _by_op),
 )
 def _reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_length("input_list", ins, comm.size)
+    _core.check_list("input_list", ins, comm.size)
     check_one_dtype(*outs, *ins)
     parts = [as_input("input_list", x) for x in ins]
     counts = [x.numel() for x in parts]
-    if outs[0].numel() != counts[comm.rank]:
-        raise InvalidTensorError(
-            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list",
-            9,
-            id=2112,
-        )
+    _core.check_part("output", outs[0].numel(), "input_list", counts[comm.rank], comm.rank)
     return _scattered(comm, outs, joined(parts), counts, parameters, shape_of_list(parts))
 
 

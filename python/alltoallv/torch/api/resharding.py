@@ -17,7 +17,7 @@ from alltoallv._calls.collectives import CheckedCall
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import check_lists_apart, check_untracked
+from alltoallv._calls.regions import check_untracked
 from alltoallv._calls.resharding import Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -386,7 +386,7 @@ def _check_outputs(plan: Resharding[Tensor], outs: Sequence[Tensor | None], inpu
             check_output("out", out, out.dtype)
     plan.check_outputs([None if out is None else (tuple(out.shape), core_name(out.dtype)) for out in outs])
     own, theirs = ([region(x.detach()) for x in each if x is not None and x.is_contiguous()] for each in (inputs, outs))
-    check_lists_apart(theirs, own, "out")
+    _core.check_lists_apart(theirs, own, "out")
 
 
 def _coding(format: Any, group_size: Any, device: torch.device) -> Quantization | None:
@@ -400,7 +400,7 @@ def _coding(format: Any, group_size: Any, device: torch.device) -> Quantization 
 def _check_later(async_op: bool, *tensors: Tensor | None) -> None:
     """Raises where a handle would come for what autograd records."""
     if async_op and needs_grad(*tensors):
-        raise InvalidParamError("async_op is True for a tensor that requires grad, expected False", id=1424)
+        raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False", id=1157)
 
 
 def _layout(name: str, value: Any, size: int, group: Group) -> Layout:

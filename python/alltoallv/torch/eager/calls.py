@@ -17,7 +17,6 @@ from alltoallv._calls.counts import Layout, scaled, split_layout
 from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.protocol import Call, Pending
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
-from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
@@ -124,7 +123,7 @@ def exchange_dimensions(comm: AnyCommunicator, swap: Swap, input: Tensor, out: T
     if isinstance(comm, Communicator):
         if out is not None:
             x = as_input("input", input)
-            check_apart(region(out), region(x))
+            _core.check_apart(region(out), region(x))
         out = new_output(comm, swap.shape_out, x) if out is None else out
         plain = not (x.is_neg() or x.is_conj() or wraps(x))
         plan = swap.plan(comm.core, core_name(x.dtype), x.stride()) if plain else None

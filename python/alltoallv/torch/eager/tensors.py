@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
+from alltoallv._calls.adapters import not_contiguous, wrong_dtype
+from alltoallv._calls.counts import Unit, rows_of
 from alltoallv._calls.regions import Region
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager.graphs import is_tracing
 
 # If anybody wants to see more of a call than its result, the call takes the way through Python.
@@ -133,21 +135,21 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 def check_contiguous(name: str, tensor: Tensor) -> None:
     """Raises InvalidTensorError for a tensor whose elements do not follow each other in memory."""
     if not is_contiguous(tensor):
-        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor", id=2037)
+        raise not_contiguous(name)
 
 
 def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raises InvalidTensorError unless the tensor has this dtype."""
     if tensor.dtype != dtype:
         own_dtype, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
-        raise InvalidTensorError(f"{name} has dtype {own_dtype}, expected {expected}", 13, id=2036)
+        raise wrong_dtype(name, own_dtype, expected)
 
 
 def check_one_dtype(*tensors: Tensor) -> None:
     """Raises InvalidTensorError, in torch's words, if the tensors' dtypes differ."""
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
-        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}", 13, id=2122)
+        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(dtypes)}", 13, id=2030)
 
 
 def region(tensor: Tensor) -> Region:
@@ -203,9 +205,15 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def row_size(tensor: Tensor) -> int:
     """Returns the elements per row of dimension 0, in a way that torch.compile can trace."""
-    if tensor.dim() == 0:
-        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension", id=2034)
+    rows_of(tensor.shape)
     return math.prod(tensor.shape[1:])
+
+
+def reads_rows(unit: Unit | None, dimensions: int) -> bool:
+    """Returns whether counts count rows, in a way that torch.compile can trace."""
+    if unit not in ("element", "row", None):
+        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None", id=1056)
+    return dimensions > 1 if unit is None else unit == "row"
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

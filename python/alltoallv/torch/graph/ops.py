@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, even_parts, even_split, overlap, packed
+from alltoallv._calls.counts import Layout, even_parts, even_split, overlap, packed, rows_of
 from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import STATUS_SHAPE
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.launch import variables
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -270,13 +270,6 @@ def _functional(
         schema=f"(Tensor input, {parameters}str order, str group) -> Tensor",
     )
     return FUNCTIONAL[name]
-
-
-def rows_of(shape: Sequence[int]) -> int:
-    """Returns the length of dimension 0, which an input that is divided, or part of an output, must have."""
-    if not len(shape):
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
-    return shape[0]
 
 
 all_reduce = _functional("all_reduce", "all_reduce", lambda shape: shape, "all_reduce", "")

@@ -22,7 +22,7 @@ from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.reductions import REDUCE_OPS
-from alltoallv.torch.eager.tensors import needs_grad, row_size
+from alltoallv.torch.eager.tensors import needs_grad, reads_rows, row_size
 from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph.library import effectful
@@ -122,9 +122,7 @@ def all_to_all_v(
     group: Group,
     async_op: bool,
 ) -> Any:
-    if unit not in ("element", "row", None):
-        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None", id=1056)
-    by_row = input.dim() > 1 if unit is None else unit == "row"
+    by_row = reads_rows(unit, input.dim())
     row = row_size(input) if by_row else 1
     name = groups.name_of(group)
     sends = as_counts(send_counts) * row

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.guard import guard
+from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters, Tensors
 from alltoallv.torch.eager.graphs import is_tracing
@@ -121,7 +122,7 @@ def call(name: str, comm: Any, outputs: Sequence[Tensor], inputs: Sequence[Tenso
 def _call_(outputs: list[Tensor], inputs: list[Tensor], name: str, group: str) -> None:
     run = _begun.__dict__.pop("run", None)
     if run is None:
-        raise RuntimeError(
-            f"{name} of group {group!r} cannot be repeated: it has more arguments than an operator accepts"
+        raise BackendUnavailableError(
+            f"{name} of group {group!r} cannot be repeated: it has more arguments than an operator accepts", id=5071
         )
     _begun.result = run()

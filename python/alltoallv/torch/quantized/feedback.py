@@ -86,7 +86,7 @@ class BucketFeedback:
         """
         if not isinstance(state, dict) or set(state) != set(_KEYS):
             shown = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
-            raise InvalidParamError(f"the state is {shown}, expected a dict of {', '.join(_KEYS)}", id=1451)
+            raise InvalidParamError(f"the state is {shown}, expected a dict of {', '.join(_KEYS)}", id=1178)
         if state["group_size"] != self._quantization.group_size and state["buckets"]:
             raise InvalidParamError(
                 f"the state has group_size {state['group_size']}, expected {self._quantization.group_size}", id=1452
