@@ -51,11 +51,11 @@ def ones(n: int) -> paddle.Tensor:
 ERRORS: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
     (lambda c: ap.all_gather([ones(2)] * 3, ones(2), c), PARAM, "tensor_list has 3 tensors, expected 2"),
     (lambda c: ap.all_gather(ones(3), ones(2), c), TENSOR, "tensor_list has 3 elements, expected 2 times the 2"),
-    (lambda c: ap.all_gather([ones(1), ones(1)], ones(2), c), TENSOR, "the input has 2 elements, expected the 1"),
+    (lambda c: ap.all_gather([ones(1), ones(1)], ones(2), c), TENSOR, "tensor has 2 elements, expected the 1"),
     (lambda c: ap.all_gather(None, ones(2), c), TypeError, "tensor_list is a NoneType"),
     (lambda c: ap.all_reduce(ones(2), "sum", c), PARAM, "op is 'sum', expected a paddle.distributed.ReduceOp"),
     (lambda c: ap.all_reduce([1.0], group=c), TypeError, "tensor is a list"),
-    (lambda c: ap.reduce_scatter(ones(3), [ones(2), ones(2)], group=c), TENSOR, "the output has 3 elements"),
+    (lambda c: ap.reduce_scatter(ones(3), [ones(2), ones(2)], group=c), TENSOR, "tensor has 3 elements, expected"),
     (lambda c: ap.reduce_scatter(ones(2), ones(3), group=c), TENSOR, "the input has 3 elements, expected 2 times"),
 ]
 

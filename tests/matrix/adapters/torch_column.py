@@ -45,7 +45,7 @@ class TorchColumn(Column):
         "reduce_scatter without an output": "torch.distributed's functions write into tensors",
     }
     # The words of torch's own check, which is the first.
-    own = {**dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")), **ROOTS}
+    own = {**dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}: torch.float32, torch.int32")), **ROOTS}
 
     unheard = frozenset(["all_to_all: no tensors in the list"])  # torch's wrappers find it on the rank alone
 
