@@ -122,8 +122,9 @@ def all_to_all_v(
     if capacity is not None:
         others = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
         return counted.all_to_all_v(input, (send_counts, sdispls, recv_counts), unit, capacity, enter(group), others)
-    counts = send_counts, recv_counts, sdispls, rdispls, unit
-    return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
+    return front_end.all_to_all_v(
+        input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op, timeout
+    )
 
 
 def exchange_counts(

@@ -55,8 +55,7 @@ def all_to_all_nd(
         PeerMismatchError: two ranks disagree about dimensions, sizes or dtype; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    sizes = scatter_sizes, gather_sizes
-    return front_end.all_to_all_nd(input, scatter_dim, gather_dim, group, *sizes, out, async_op)
+    return front_end.all_to_all_nd(input, scatter_dim, gather_dim, group, scatter_sizes, gather_sizes, out, async_op)
 
 
 def sequence_to_heads(

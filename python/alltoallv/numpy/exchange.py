@@ -142,8 +142,9 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    counts = send_counts, recv_counts, sdispls, rdispls, unit
-    return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
+    return front_end.all_to_all_v(
+        input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op, timeout
+    )
 
 
 def exchange_counts(
@@ -296,8 +297,8 @@ def all_to_all(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("output_tensor_list", "input_tensor_list", "")
-    arguments = ADAPTER, comm.core, "all_to_all", output_tensor_list, input_tensor_list, None, None, None, None
-    call = _core.call(*arguments, names, async_op, timeout)
+    lists = output_tensor_list, input_tensor_list
+    call = _core.call(ADAPTER, comm.core, "all_to_all", *lists, None, None, None, None, names, async_op, timeout)
     return later(comm, call)[1] if async_op else None
 
 

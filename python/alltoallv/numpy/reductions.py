@@ -67,8 +67,9 @@ def all_reduce(
         result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
         if result is not None:
             return result
-    arguments = ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout, leaves
-    reduced = _core.call(*arguments)
+    reduced = _core.call(
+        ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout, leaves
+    )
     return later(comm, reduced) if async_op else reduced
 
 
@@ -104,8 +105,9 @@ def reduce_scatter(
     comm, names = resolve(group), ("out", "input", "recv_counts")
     if order is not None:
         check_order(comm, "reduce_scatter", order)
-    arguments = ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True
-    result = _core.call(*arguments, names, async_op, timeout)
+    result = _core.call(
+        ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True, names, async_op, timeout
+    )
     return later(comm, result) if async_op else result
 
 

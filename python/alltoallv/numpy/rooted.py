@@ -104,8 +104,9 @@ def gather(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "recv_counts")
-    arguments = ADAPTER, comm.core, "gather", out, input, root, None, recv_counts, True
-    result = _core.call(*arguments, names, async_op, timeout)
+    result = _core.call(
+        ADAPTER, comm.core, "gather", out, input, root, None, recv_counts, True, names, async_op, timeout
+    )
     return later(comm, result) if async_op else result
 
 
@@ -138,6 +139,7 @@ def scatter(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "send_counts")
-    arguments = ADAPTER, comm.core, "scatter", out, input, root, None, send_counts, True
-    call = _core.call(*arguments, names, async_op, timeout)
+    call = _core.call(
+        ADAPTER, comm.core, "scatter", out, input, root, None, send_counts, True, names, async_op, timeout
+    )
     return later(comm, call)[1] if async_op else None

@@ -107,8 +107,9 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    counts = send_counts, recv_counts, sdispls, rdispls, unit
-    return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
+    return front_end.all_to_all_v(
+        input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op, timeout
+    )
 
 
 def exchange_counts(
