@@ -28,7 +28,7 @@ def resolve(group: Communicator | None) -> Communicator:
         return communicator.default()
     if not isinstance(group, Communicator):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None", id=1222)
-    return of_host(group)
+    return group if group.host_core is not None else of_host(group)  # of_host raises then
 
 
 def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:

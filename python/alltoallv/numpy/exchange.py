@@ -142,9 +142,14 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    return front_end.all_to_all_v(
-        input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op, timeout
+    comm = resolve(group)
+    result = _core.all_to_all_v(
+        comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
     )
+    if result is not None:
+        return front_end.started(comm, result, input) if async_op else result
+    counts = send_counts, recv_counts, sdispls, rdispls, unit
+    return front_end.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
 
 
 def exchange_counts(
