@@ -32,7 +32,7 @@ TEST(the_quicker_is_taken_until_it_is_not) {
     const int tried = runs.run(128, 10, 13);
     CHECK(0 < tried && tried < 30);
     CHECK(runs.run(1024, 10, 5) > 800);
-    CHECK(runs.run(1024, 10, 13) < 200);
+    CHECK(runs.run(2048, 10, 13) < 500);
 }
 
 TEST(what_is_much_slower_is_tried_seldom) {
@@ -40,12 +40,12 @@ TEST(what_is_much_slower_is_tried_seldom) {
     runs.run(64, 10, 20);
     const int tried = runs.run(1024, 10, 20);
     CHECK(0 < tried && tried < 10);
-    CHECK(runs.run(1024, 10, 5) > 400);
+    CHECK(runs.run(4096, 10, 5) > 2000);
 }
 
 TEST(slow_operators_of_one_trial_are_no_change) {
     Runs runs;
-    runs.run(128, 10, 13);
+    runs.run(256, 10, 13);
     CHECK(runs.run(6, 1000, 13) == 3);
     CHECK(runs.run(58, 10, 13) == 0);
 }
@@ -68,7 +68,7 @@ TEST(what_is_expected_is_taken_first) {
 TEST(sizes_are_told_apart) {
     Runs runs;
     runs.run(128, 10, 20);
-    CHECK(runs.run(128, 100, 50, 4 * size) > 50);
+    CHECK(runs.run(256, 100, 50, 4 * size) > 50);
     CHECK(runs.run(58, 10, 20) < 4);
 }
 

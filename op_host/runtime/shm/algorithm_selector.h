@@ -55,11 +55,9 @@ class AlgorithmSelector {
 
   private:
     static constexpr double unknown = std::numeric_limits<double>::infinity();
-    static constexpr uint64_t trial = 3;          // operators in a row by each way
-    static constexpr uint64_t period = 64;        // operators from one trial to the next
-    static constexpr uint64_t first_period = 16;  // the same at the start
-    static constexpr uint64_t first = 4;          // operators before the first trial: memory is new
-    static constexpr uint64_t hopeless_windows = 8;
+    static constexpr uint64_t trial = 3;     // operators in a row by each way
+    static constexpr uint64_t period = 256;  // operators from one trial to the next
+    static constexpr uint64_t hopeless_windows = 4;
 
     /// The least times per byte of the last two trials: an interruption makes single operators slower.
     struct Times {
@@ -72,11 +70,11 @@ class AlgorithmSelector {
         double best(Way way) const { return std::min(times[way].now, times[way].before); }
     };
 
-    /// Returns how many operators before this one its trial has begun, or would have.
+    /// Returns how many operators before this one a trial has begun. There are more trials at the start, but none in
+    /// the first operators: memory is new.
     static uint64_t place_of(uint64_t number) {
-        if (number < first) return first_period;
-        if (number < first_period) return number - first;
-        return number % (number < period ? first_period : period);
+        if (number >= period) return number % period;
+        return number >= 64 ? number - 64 : number >= 16 ? number - 16 : number >= 4 ? number - 4 : period;
     }
     Record& of(size_t bytes) { return by_size_[static_cast<size_t>(std::bit_width(bytes))]; }
 
