@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alltoallv.npu_ops.registry import Operator, exchanges, formulas
-from alltoallv_emulator import exchange
+from alltoallv_emulator import exchange, windows
 from alltoallv_emulator.host_views import on_host
 
 __all__ = ["install"]
@@ -31,6 +31,7 @@ _KEPT = {
 def install() -> list[Any]:
     """Registers the operators of the installed torch_npu; they live as long as the result."""
     exchanges["npu"] = exchange.all_to_all
+    windows.install()
     libraries = {namespace: torch.library.Library(namespace, "IMPL") for namespace in ("npu", "atb")}
     for qualified in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")):
         namespace, _, name = qualified.partition("::")
@@ -48,11 +49,11 @@ def _kernel(namespace: str, name: str) -> Callable[..., Any]:
     """Returns a kernel that applies the formula to views of the memory, or that refuses; imports formulas at the first
     call.
     """
-    formula = formulas().get(name)
+    formula = windows.FORMULAS.get(name) or formulas().get(name)
     if formula is None:
         return functools.partial(_refuse, f"{namespace}::{name}")
     base, _, overload = name.partition(".")
-    computed = Operator(
+    computed = (windows.OneSided if name in windows.FORMULAS else Operator)(
         name, getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")._schema, formula
     )
     return on_host(computed) if formula.on_host else computed

@@ -66,6 +66,7 @@ run. These do not: {}.
 The results have the shapes, dtypes and order of torch_npu's own meta kernels, which torch.compile and graphs trust: a
 test compares every operator with its own. [Some have none, or a wrong one](#meta-kernels).
 
+`npu_attention_to_ffn` and `npu_ffn_to_attention` run on emulated NPUs only, [through windows](emulator.md#windows).
 Every other operator `npu::` raises NotImplementedError in the caller, and the program can go on. An argument's value
 that the emulator does not cover also raises NotImplementedError; the error names the argument. The emulator says
 nothing about the speed of an NPU, and CANN's kernels may round differently within these bounds.

@@ -180,3 +180,29 @@ class Matmul(NamedTuple):
                 "world_size", self.world, (2, 4, 8, 16, 32) if product == "A3" else (2, 4, 8), product
             )
             yield from _outside("the first matrix's width", self.inner, 256, 65534, product)
+
+
+class Handover(NamedTuple):
+    """The sizes of a call of npu_attention_to_ffn or npu_ffn_to_attention."""
+
+    operator: str
+    world: int
+    hidden: int
+    tokens: int
+    k: int  # experts of a token; of npu_ffn_to_attention with the shared ones
+    shared: int
+    experts: int
+    batches: int = 1  # micro batches of npu_ffn_to_attention
+
+    def breaches(self, product: Product) -> Iterable[str]:
+        """Yields one sentence for each limit of the product that the call breaks."""
+        if product == "A2":
+            yield f"{self.operator} does not exist on A2, expected A3"
+        yield from _outside("world_size", self.world, 2, 768, "A3")
+        yield from _outside("the hidden size", self.hidden, 1024, 8192, "A3")
+        yield from _outside("the number of tokens", self.tokens, 1, 512, "A3")
+        most = 16 if self.operator == "npu_attention_to_ffn" else 20
+        yield from _outside("the number of experts of a token", self.k, 1, most, "A3")
+        yield from _outside("the number of shared experts", self.shared, 0, 4, "A3")
+        yield from _outside("moe_expert_num", self.experts, 1, 1024, "A3")
+        yield from _outside("the number of micro batches", self.batches, 1, 1, "A3")

@@ -14,11 +14,22 @@ from alltoallv.npu_ops.fused_experts import mega_moe as formula
 from alltoallv.npu_ops.registry import Formula, Operator
 from alltoallv_emulator.host_views import on_host
 
+from .member import Member
 from .reductions import quant_all_reduce, quant_reduce_scatter
+from .workers import (
+    AttentionToFfnBuffer,
+    FFNToAttentionBuffer,
+    attention_to_ffn,
+    ffn_to_attention,
+    get_buffer_for_attention_to_ffn,
+    get_buffer_for_ffn_to_attention,
+)
 
 __all__ = [
-    "ElasticBuffer", "MoeDistributeBuffer", "SymmBuffer", "all_gather_quant_matmul", "all_to_all_quant_matmul",
-    "get_symm_buffer_for_mega_moe", "mega_moe", "quant_all_reduce", "quant_reduce_scatter",
+    "AttentionToFfnBuffer", "ElasticBuffer", "FFNToAttentionBuffer", "MoeDistributeBuffer", "SymmBuffer",
+    "all_gather_quant_matmul", "all_to_all_quant_matmul", "attention_to_ffn", "ffn_to_attention",
+    "get_buffer_for_attention_to_ffn", "get_buffer_for_ffn_to_attention", "get_symm_buffer_for_mega_moe", "mega_moe",
+    "quant_all_reduce", "quant_reduce_scatter",
 ]  # fmt: skip
 
 _MiB = 1 << 20
@@ -35,21 +46,11 @@ _formula = Operator("npu_mega_moe", _operator._schema, Formula(formula, frozense
 _library.impl("npu_mega_moe", on_host(_formula), "PrivateUse1")
 
 
-class _Member:
-    """This rank in a group of torch.distributed."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank_id, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        backend: Any = group._get_backend(torch.device("npu"))
-        self.group_name: str = backend.get_hccl_comm_name(self.rank_id)
-
-
 def _aligned(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-class MoeDistributeBuffer(_Member):
+class MoeDistributeBuffer(Member):
     """Sends tokens to the ranks of their experts and back."""
 
     def __init__(self, group: dist.ProcessGroup, ccl_buffer_size: int = 0, comm_alg: int = 0) -> None:
@@ -135,7 +136,7 @@ class MoeDistributeBuffer(_Member):
         return self.group_name, self.world_size, self.rank_id, num_experts
 
 
-class SymmBuffer(_Member):
+class SymmBuffer(Member):
     """Says for `mega_moe` how many experts and tokens there are, and how rows travel."""
 
     def __init__(self, group: dist.ProcessGroup, **options: Any) -> None:
