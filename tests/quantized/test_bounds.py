@@ -23,7 +23,7 @@ from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import Ranks, run_ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
-from alltoallv.testing.quantized_bounds import code_errors, scale_errors, turned_errors
+from alltoallv.testing.quantized import code_errors, scale_errors, turned_errors
 from alltoallv.testing.quantized_formats import FORMATS
 from alltoallv_tools.ports import free_port
 

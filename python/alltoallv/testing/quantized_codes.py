@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.testing import quantized_formats as formats
-from alltoallv.testing import quantized_shapes as shapes
 from alltoallv.testing.golden import dtype_of
 from alltoallv.testing.quantized_formats import FORMATS, Format
 from alltoallv.testing.reference import quiet_nan
@@ -51,7 +50,7 @@ class Quantized:
     group_size: int
     format: str
     tensor: np.float32 = _ZERO
-    spikes: shapes.Spikes | None = None
+    spikes: Spikes | None = None
 
     @property
     def form(self) -> Format:
@@ -68,11 +67,11 @@ class Quantized:
         return np.frombuffer(b"".join([*parts, self.scales.tobytes()]), np.uint8)
 
     @property
-    def apart(self) -> shapes.Spikes:
+    def apart(self) -> Spikes:
         """The spikes of every group."""
         if self.spikes is not None:
             return self.spikes
-        return np.full((self.scales.size, 2), shapes.NO_SPIKE), np.zeros((self.scales.size, 2), dtype_of("bfloat16"))
+        return np.full((self.scales.size, 2), NO_SPIKE), np.zeros((self.scales.size, 2), dtype_of("bfloat16"))
 
 
 def named(bits: int = 8, format: str | None = None) -> str:
@@ -142,7 +141,7 @@ def quantize(
         kept: Array
         spikes = None
         if form.shaped:
-            groups, turned, apart = shapes.shaped(unshaped, values.size, form)
+            groups, turned, apart = shaped(unshaped, values.size, form)
             spikes = apart if form.spikes else None
         if form.scale == "float32":
             kept = scales = _scale_of(np.max(np.abs(groups), axis=1), form.most)
@@ -161,7 +160,7 @@ def quantize(
         if error is not None:
             restored = numbers * scales[:, None]
             if form.shaped:
-                restored = shapes.restored(restored, values.size, scales, apart, form)
+                restored = restore(restored, values.size, scales, apart, form)
             lost = np.where(np.isfinite(scales)[:, None], unshaped - restored, _F32(0))
             error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
     packed = _pack(codes, form.bits, values.size)
@@ -215,7 +214,7 @@ def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", ove
         products = canonical_nan(numbers * each)
         if form.shaped:
             rows = _rows(products, _longest(quantized))
-            products = shapes.restored(rows, quantized.count, scales, quantized.apart, form).reshape(-1)
+            products = restore(rows, quantized.count, scales, quantized.apart, form).reshape(-1)
         return cast(products[: quantized.count], dtype, overflow)
 
 
@@ -297,3 +296,93 @@ def _pack(codes: Codes, bits: int, count: int) -> npt.NDArray[np.uint8]:
         packed.append(np.concatenate(planes, axis=1).reshape(-1))
         begin += runs * length
     return np.concatenate(packed).astype(np.uint8)
+
+
+# Groups that are rotated, and spikes that are kept apart.
+
+
+Spikes = tuple[npt.NDArray[np.uint16], Array]  # index in the group, bfloat16; two per group
+
+NO_SPIKE = np.uint16(0xFFFF)
+
+
+def shaped(groups: Floats, count: int, form: Format) -> tuple[Floats, npt.NDArray[np.bool_], Spikes]:
+    """Returns what is encoded of ``count`` elements in rows, which rows are rotated, and their spikes.
+
+    The last row may be filled up.
+    """
+    result = groups.copy()
+    turned = np.zeros(len(groups), bool)
+    index, value = np.full((len(groups), 2), NO_SPIKE), np.zeros((len(groups), 2), dtype_of("bfloat16"))
+    for rows, length in _lengths(groups, count):
+        part = result[rows, :length]
+        if form.spikes:
+            part, index[rows], value[rows] = _without_spikes(part)
+        if form.rotated:
+            part, turned[rows] = _rotated(part)
+        result[rows, :length] = part
+    return result, turned, (index, value)
+
+
+def restore(products: Floats, count: int, scales: Floats, spikes: Spikes, form: Format) -> Floats:
+    """Returns the values of rows of products of codes and scales."""
+    result = products.copy()
+    for rows, length in _lengths(products, count):
+        part = result[rows, :length]
+        if form.rotated:
+            back = ((scales[rows] < 0) & np.isfinite(scales[rows]))[:, None]
+            part = np.where(back, rotation(part), part)
+        if form.spikes:
+            for index, value in zip(spikes[0][rows].T, spikes[1][rows].T, strict=True):
+                part = np.where(np.arange(length) == index[:, None], value.astype(_F32)[:, None], part)
+        result[rows, :length] = part
+    return result
+
+
+def rotation(rows: Floats) -> Floats:
+    """Multiplies every row by Hadamard matrices over the root of their size, one per binary digit of the length."""
+    parts, begin, length = [], 0, rows.shape[1]
+    for digit in range(length.bit_length() - 1, -1, -1):
+        size = 1 << digit
+        if not length & size:
+            continue
+        block = rows[:, begin : begin + size]
+        step = 1
+        while step < size:
+            pairs = block.reshape(len(rows), size // (2 * step), 2, step)
+            block = np.concatenate([pairs[:, :, :1] + pairs[:, :, 1:], pairs[:, :, :1] - pairs[:, :, 1:]], axis=2)
+            block = block.reshape(len(rows), size)
+            step *= 2
+        parts.append(block * _F32(size**-0.5))
+        begin += size
+    return np.concatenate(parts, axis=1)
+
+
+def _lengths(groups: Floats, count: int) -> list[tuple[slice, int]]:
+    """Returns rows and their length: of whole groups, then of a shorter last one."""
+    full, rest = divmod(count, groups.shape[1])
+    return [(slice(0, full), groups.shape[1])] * bool(full) + [(slice(full, full + 1), rest)] * bool(rest)
+
+
+def _without_spikes(rows: Floats) -> tuple[Floats, npt.NDArray[np.uint16], Array]:
+    finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
+    order = np.argsort(-np.where(finite[:, None], np.abs(rows), 0), axis=1, kind="stable")[:, :2]
+    largest = np.take_along_axis(rows, order, axis=1)
+    value = np.clip(largest, -float.fromhex("0x1.fep127"), float.fromhex("0x1.fep127")).astype(_F32)
+    value = np.where(np.abs(largest) < 2.0**-126, np.copysign(_F32(0), largest), value)
+    rest = rows.copy()
+    np.put_along_axis(rest, order, _F32(0), axis=1)
+    index, values = np.full((len(rows), 2), NO_SPIKE), np.zeros((len(rows), 2), dtype_of("bfloat16"))
+    index[finite, : order.shape[1]] = order[finite]
+    values[finite, : order.shape[1]] = value[finite].astype(dtype_of("bfloat16"))
+    return np.where(finite[:, None], rest, rows), index, values
+
+
+def _rotated(rows: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    largest = np.max(np.abs(rows), axis=1)
+    may: npt.NDArray[np.bool_] = np.asarray(
+        (largest >= 2.0**-60) & (largest < 2.0**117)
+    )  # no sum is subnormal or infinite
+    rotated = rotation(np.where((np.abs(rows) < 2.0**-100) | ~may[:, None], _F32(0), rows))
+    turned: npt.NDArray[np.bool_] = np.asarray(may & (np.max(np.abs(rotated), axis=1) < largest))
+    return np.where(turned[:, None], rotated, rows), turned
