@@ -17,8 +17,8 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import grown, hccl, mpi, seat, variables
-from alltoallv.launch.job import Launch
+from alltoallv.launch import hccl, mpi, seat, variables
+from alltoallv.launch.job import Launch, follow_growth, withdraw_growth
 from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
@@ -125,7 +125,7 @@ class Communicator:
         order = variables.order("order", order)
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         if backend != "hccl" and job.replacement:
-            job = grown.follow(job, options.domain)
+            job = follow_growth(job, options.domain)
         options.rank, options.size = job.rank, job.size
         if backend == "hccl":
             _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
@@ -245,7 +245,7 @@ class Communicator:
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
         if self.job is not None:
-            grown.withdraw(self.job, self.domain)  # this job goes on
+            withdraw_growth(self.job, self.domain)  # this job goes on
         smaller = Communicator(*membership.shrink(self), order=self.order, job=self.job)
         smaller._over_tcp, smaller._here = self._over_tcp, self._here
         return smaller
@@ -273,7 +273,7 @@ class Communicator:
         """
         epoch = membership.leave(self)
         job, options = self.job or launch.detect(), self.options()
-        grown.withdraw(job, self.domain)
+        withdraw_growth(job, self.domain)
         options.rank, options.size = job.rank, job.size
         return Communicator._of_job(job, options, self._over_tcp, self.order, epoch)
 

@@ -27,8 +27,7 @@ from alltoallv.errors import (
     InvalidParamError,
     PeerLostError,
 )
-from alltoallv.launch import grown
-from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch, grown_job
+from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch, announce_growth, grown_job
 from alltoallv.launch.options import between_hosts, on_this_host
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
     core = meet(job, options, lambda: connect_all(job, options), comm.epoch - 1, processes)
     comm.grown += 1
     if comm.job is not None and comm.job.size == comm.size:
-        grown.announce(comm.job, comm.domain, job)
+        announce_growth(comm.job, comm.domain, job)
     return core, options, job
 
 

@@ -22,8 +22,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from alltoallv.extras import extra
-from alltoallv.launch.forkserver import Forked, ForkServer
-from alltoallv.launch.processes import Guard, describe_exit, kill_group
+from alltoallv.launch.processes import Forked, ForkServer, Guard, describe_exit, kill_group
 from alltoallv.testing.outcome import OUTPUT_LIMIT, Outcome, RankExit, RankFailures, RankTimeout
 from alltoallv.testing.threads import run_threads
 from alltoallv.testing.worker import Reply, Task, code_of_file

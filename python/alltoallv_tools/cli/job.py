@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from alltoallv.launch.detect import BY_ADDRESS
-from alltoallv.launch.forkserver import Forked, ForkServer
-from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
+from alltoallv.launch.processes import Forked, ForkServer, Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv_tools import numbers
 from alltoallv_tools.cli.preloaded import variables_file
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix

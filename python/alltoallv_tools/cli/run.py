@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from alltoallv.launch.forkserver import ForkServer, ServerEnded
+from alltoallv.launch.processes import ForkServer, ServerEnded
 from alltoallv_tools import numbers
 from alltoallv_tools.cli.job import NUMBER_OF_RANKS, TIMED_OUT, Job, Nodes, ranks, say
 
