@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from alltoallv.atb.operations import AllToAllVOperation as AllToAllVOperation
     from alltoallv.atb.params import AllToAllVParam as AllToAllVParam
     from alltoallv.atb.params import CommMode as CommMode
+    from alltoallv.atb.params import QuantAllReduceParam as QuantAllReduceParam
+    from alltoallv.atb.params import QuantType as QuantType
     from alltoallv.atb.quant_operations import QuantAllReduceOperation as QuantAllReduceOperation
-    from alltoallv.atb.quant_params import QuantAllReduceParam as QuantAllReduceParam
-    from alltoallv.atb.quant_params import QuantType as QuantType
     from alltoallv.communicator import Communicator as Communicator
     from alltoallv.memory import empty as empty
     from alltoallv.tracing import trace as trace
@@ -33,8 +33,8 @@ _HOMES = {
     "AllToAllVParam": "atb.params",
     "CommMode": "atb.params",
     "QuantAllReduceOperation": "atb.quant_operations",
-    "QuantAllReduceParam": "atb.quant_params",
-    "QuantType": "atb.quant_params",
+    "QuantAllReduceParam": "atb.params",
+    "QuantType": "atb.params",
 }
 
 __all__ = list(_HOMES)

@@ -20,7 +20,7 @@ from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator
-from alltoallv.atb.member import connect
+from alltoallv.atb.operations import connect
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case

@@ -10,8 +10,7 @@ import pytest
 from acceptance_table import BASE, ROWS
 
 from alltoallv import Communicator, _core
-from alltoallv.atb.member import connect
-from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.operations import AllToAllVOperation, connect
 from alltoallv.atb.params import AllToAllVParam
 from alltoallv.errors import AllToAllVError
 from alltoallv.testing import golden, reference

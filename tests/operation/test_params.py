@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import alltoallv
 from alltoallv import _core
-from alltoallv.atb.params import AllToAllVParam, CommMode
-from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
+from alltoallv.atb.params import AllToAllVParam, CommMode, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -13,9 +13,8 @@ from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.protocol import Member
-from alltoallv.atb.operation import A, Operation, describe
-from alltoallv.atb.params import DeviceInfo
-from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
+from alltoallv.atb.operations import A, Operation, describe
+from alltoallv.atb.params import DeviceInfo, QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.feedback import Feedback

@@ -56,7 +56,7 @@ _OURS = (
     *("quantized", "tensors"),
 )
 _MINT = "mint.checks", "mint.groups", "mint.messages", "mint.objects"
-_ATB = "atb.operation", "atb.operations", "atb.quant_operations"
+_ATB = "atb.operations", "atb.quant_operations"
 _SHARED = "_calls.exchanges", "_calls.expert_rows", "quantization.functions"
 _NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT))
 for _module in (*_NAMES, *_ATB, *_SHARED):

@@ -18,11 +18,9 @@ from mindspore.ops.primitive import constexpr
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import all_reduction, leaf_reduction
-from alltoallv.atb.member import connect
-from alltoallv.atb.operations import AllToAllVOperation
-from alltoallv.atb.params import AllToAllVParam
+from alltoallv.atb.operations import AllToAllVOperation, connect
+from alltoallv.atb.params import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
-from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
