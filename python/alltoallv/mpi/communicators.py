@@ -21,7 +21,6 @@ from alltoallv._calls.objects import loads, pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi import requests
-from alltoallv.mpi.buffers import Array, Blocks, check_number, simple, typed, vector
 from alltoallv.mpi.constants import (
     ANY_SOURCE,
     ANY_TAG,
@@ -36,6 +35,7 @@ from alltoallv.mpi.constants import (
     UNDEFINED,
     UNEQUAL,
 )
+from alltoallv.mpi.datatypes import Array, Blocks, check_number, simple, typed, vector
 from alltoallv.mpi.groups import Group
 from alltoallv.mpi.operations import SUM, Op, as_op
 from alltoallv.mpi.requests import Prequest, Request, Status, fill

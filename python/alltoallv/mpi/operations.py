@@ -69,7 +69,7 @@ class Op:
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Combines two arrays of this rank, and leaves the result in the second."""
-        from alltoallv.mpi.buffers import simple
+        from alltoallv.mpi.datatypes import simple
 
         x, y = simple("inbuf", inbuf), simple("inoutbuf", inoutbuf)
         if x.dtype != y.dtype or x.sizes != y.sizes:

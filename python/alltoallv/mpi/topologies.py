@@ -14,9 +14,9 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.objects import pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mpi.buffers import Array, Blocks, simple, typed, vector
 from alltoallv.mpi.communicators import Comm, exchange_objects, note_world_ranks, worlds
 from alltoallv.mpi.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL, UNDEFINED, UNWEIGHTED, WEIGHTS_EMPTY
+from alltoallv.mpi.datatypes import Array, Blocks, simple, typed, vector
 from alltoallv.mpi.groups import Group
 from alltoallv.mpi.requests import Request
 
