@@ -13,7 +13,7 @@ from alltoallv._calls.dispatching import OPERATOR, named
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import MOST
 from alltoallv.communicator import Communicator
-from alltoallv.deep_ep import expert_rows
+from alltoallv.deep_ep import handles
 from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
@@ -209,9 +209,9 @@ class BaseBuffer:
                     _core.check_shape(name, value.shape, shape)
             dtype = x.dtype
             if handle.do_expand:
-                x = expert_rows.fold(x, handle.slots)
+                x = handles.fold(x, handle.slots)
                 x = x if wide else x.to(dtype)
-                weights = None if weights is None else expert_rows.fold_weights(weights, handle.slots)
+                weights = None if weights is None else handles.fold_weights(weights, handle.slots)
             arrived = int(handle.ranks[1].sum())
             source = torch.arange(arrived, device=x.device)
             rest = None, tokens, comm.size, "", groups.name_of(self.group)
@@ -440,7 +440,7 @@ class Buffer(BaseBuffer):
             num_experts: Experts on all ranks together.
             cumulative_local_expert_recv_stats: Integers, one per local expert, to which its rows are added.
             dispatch_wait_recv_cost_stats: Refused: kernels' times are not measured.
-            use_fp8, round_scale, use_ue8m0: Rows travel as codes, with scales; see `expert_rows.float8_codes`.
+            use_fp8, round_scale, use_ue8m0: Rows travel as codes, with scales; see `handles.float8_codes`.
             async_finish: Ignored: the call is done when it returns.
             return_recv_hook: Whether to return a hook, which does nothing more.
 
@@ -458,17 +458,17 @@ class Buffer(BaseBuffer):
                     raise InvalidParamError(
                         f"num_max_dispatch_tokens_per_rank is {most}, expected at least {least}", id=1236
                     )
-                tokens = expert_rows.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
+                tokens = handles.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
             arguments = topk_idx, None, ("num_experts", num_experts), 1, 0, most
             masked = self._masked or ()
             received, _, _, sent = self._send(tokens, *arguments, cumulative_local_expert_recv_stats, masked=masked)
             local, capacity = len(sent.counts), comm.size * most
             slots, total = sent.fixed_slots(capacity), local * capacity
             parts = (received,) if isinstance(received, Tensor) else received
-            laid_out = [expert_rows.expand(part, slots, total).view(local, capacity, -1) for part in parts]
+            laid_out = [handles.expand(part, slots, total).view(local, capacity, -1) for part in parts]
             if use_fp8:
                 laid_out[1] = laid_out[1].mT.contiguous().mT
-            source = expert_rows.expand(sent.tokens[:, None] + 1, slots, total).view(local, capacity).int() - 1
+            source = handles.expand(sent.tokens[:, None] + 1, slots, total).view(local, capacity).int() - 1
             rank = torch.arange(comm.size).repeat_interleave(sent.ranks[1]).to(slots.device)
             of_ranks = torch.stack([
                 (sent.recv_topk_idx[rank == each] == torch.arange(local, device=rank.device)[:, None, None]).sum((1, 2))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv.deep_ep import expert_rows
+from alltoallv.deep_ep import handles
 from alltoallv.deep_ep.buffers import BaseBuffer, Tokens, as_tokens
 from alltoallv.deep_ep.handles import EPHandle
 from alltoallv.deep_ep.utils import EventOverlap
@@ -180,8 +180,8 @@ class ElasticBuffer(BaseBuffer):
             if do_expand:
                 slots, rows = handle.slots, handle.num_expanded_tokens
                 parts = (received,) if isinstance(received, Tensor) else received
-                received = as_tokens([expert_rows.expand(part, slots, rows) for part in parts])
-                weights = None if weights is None else expert_rows.expand_weights(weights, slots, rows)
+                received = as_tokens([handles.expand(part, slots, rows) for part in parts])
+                weights = None if weights is None else handles.expand_weights(weights, slots, rows)
             if use_tma_aligned_col_major_sf and not isinstance(received, Tensor):
                 received = received[0], _by_columns(received[1])
             local_ids = None if do_expand else handle.recv_topk_idx
