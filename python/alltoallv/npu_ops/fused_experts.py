@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
-from alltoallv.npu_ops.experts import Experts, chosen, counts_of
 from alltoallv.npu_ops.layers import swish_of_first
 from alltoallv.npu_ops.matmuls import dequantize, product, scale_and_offset, unpack
 from alltoallv.npu_ops.moe import by_expert
-from alltoallv.npu_ops.moe_exchange import Precision
+from alltoallv.npu_ops.moe_exchange import Experts, Precision, chosen, counts_of
 from alltoallv.npu_ops.quantization import bounded, quantize_rows
 from alltoallv.npu_ops.registry import Refused, expect, present
 
