@@ -53,12 +53,11 @@ from alltoallv.mindspore.work import CommHandle
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = (
     *("collectives", "comm_func", "communication_ops", "counted", "dispatcher", "front_end", "group", "messages"),
-    *("quantized", "tensors"),
+    *("mint", "quantized", "tensors"),
 )
-_MINT = "mint.checks", "mint.groups", "mint.messages", "mint.objects"
 _ATB = "atb.operations", "atb.quant_operations"
 _SHARED = "_calls.exchanges", "_calls.expert_rows", "quantization.functions"
-_NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT))
+_NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in _OURS)
 for _module in (*_NAMES, *_ATB, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 

@@ -20,9 +20,15 @@ from mindspore.mint.distributed.distributed import TCPStore
 
 from alltoallv._calls.signature import publish as _publish
 from alltoallv.mindspore import collectives, exchange
-from alltoallv.mindspore.mint.checks import as_mint, first_outputs
-from alltoallv.mindspore.mint.groups import (
+from alltoallv.mindspore.mint import (
+    P2POp,
+    all_gather_object,
+    as_mint,
+    batch_isend_irecv,
+    broadcast_object_list,
     destroy_process_group,
+    first_outputs,
+    gather_object,
     get_backend,
     get_global_rank,
     get_group_rank,
@@ -30,17 +36,15 @@ from alltoallv.mindspore.mint.groups import (
     get_rank,
     get_world_size,
     init_process_group,
+    irecv,
     is_available,
     is_initialized,
+    isend,
     new_group,
-)
-from alltoallv.mindspore.mint.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from alltoallv.mindspore.mint.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
+    recv,
     recv_object_list,
     scatter_object_list,
+    send,
     send_object_list,
 )
 
