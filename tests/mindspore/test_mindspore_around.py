@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alltoallv.mindspore.primitives.around import KERNELS
+from alltoallv.mindspore.primitives.kernels import KERNELS
 
 X = np.array([[3, 1, 3], [2, 2, 0]], np.float32)
 

@@ -16,7 +16,7 @@ from mindspore.ops import communication as mindspore_ops
 
 from alltoallv._calls.replacing import Replacements
 from alltoallv.mindspore import comm_func, communication_ops, distributed
-from alltoallv.mindspore.primitives import in_graphs
+from alltoallv.mindspore.primitives import classes
 from alltoallv.mindspore.primitives.classes import STAND_INS
 from alltoallv.mindspore.tensors import in_queue, target
 
@@ -79,9 +79,9 @@ class install:
         if not in_queue():
             pairs += [(getattr(management, name), getattr(comm_func, name)) for name in ("init", "release")]
             pairs += [(each.__bases__[-1], each) for each in STAND_INS]
-            for name in in_graphs.__all__:
+            for name in classes.__all__:
                 _in_graphs.append(getattr(comm_func, name))
-                convert_object_map[_in_graphs[-1]] = getattr(in_graphs, name)
+                convert_object_map[_in_graphs[-1]] = getattr(classes, name)
         _replaced.everywhere(pairs)
         for module, name in ((mindspore, "set_device"), (mindspore, "set_context"), (mindspore.context, "set_context")):
             _replaced.replace(module, name, _on_cpu(getattr(module, name)))

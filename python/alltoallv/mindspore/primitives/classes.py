@@ -14,6 +14,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
+from mindspore.communication.comm_func import default_handle
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.operations import _grad_ops, comm_ops
 
@@ -21,9 +22,21 @@ from alltoallv._calls.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import refuse_gradient
 from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.group import WORLD as _NAMES
 from alltoallv.mindspore.primitives import kernels
 from alltoallv.mindspore.primitives.rules import RULES, plan
 from alltoallv.mindspore.tensors import as_input, empty, tracks
+
+__all__ = [
+    "all_gather_into_tensor",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "gather_into_tensor",
+    "reduce_scatter_tensor",
+    "scatter_tensor",
+]
+
 
 Tensors = Sequence[Tensor]
 
@@ -323,3 +336,37 @@ STAND_INS: tuple[type[Any], ...] = (
     *(CollectiveGather, CollectiveScatter, NeighborExchange, NeighborExchangeV2, NeighborExchangeV2Grad, Receive),
     *(Reduce, ReduceScatter, ReduceScatterV, Send),
 )
+
+
+# What MindSpore's parser takes for the functions of ``mindspore.communication.comm_func`` when it makes a graph.
+
+
+WORLD = _NAMES[0]
+
+
+def all_reduce(tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False) -> Any:
+    return AllReduce(op, group)(tensor), default_handle if async_op else None
+
+
+def all_gather_into_tensor(tensor: Tensor, group: str = WORLD, async_op: bool = False) -> Any:
+    return AllGather(group)(tensor), default_handle if async_op else None
+
+
+def reduce_scatter_tensor(tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False) -> Any:
+    return ReduceScatter(op, group)(tensor), default_handle if async_op else None
+
+
+def broadcast(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
+    return SummedBroadcast(src, group)((tensor,))[0]
+
+
+def scatter_tensor(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
+    return CollectiveScatter(src, group)(tensor)
+
+
+def gather_into_tensor(tensor: Tensor, dst: int = 0, group: str = WORLD) -> Tensor:
+    return CollectiveGather(dst, group)(tensor)
+
+
+def barrier(group: str = WORLD) -> Any:
+    return Barrier(group)()
