@@ -394,7 +394,8 @@ def _core_weighs(rows: Tensor, weights: Tensor) -> bool:
 def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None, tracing: bool) -> tuple[Tensor, Tensor | None]:
     """Returns expert numbers and weights of shape [n, k]."""
     _check_tensors(tokens, ids, weights)
-    _check_integers("expert_ids", ids)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13, id=2013)
     shape: tuple[int, int] = (ids.shape[0], math.prod(ids.shape[1:]))
     if not tracing:  # in a graph, the operator checks them
         shape = _core.moe_check_shapes(tokens.shape, ids.shape, None if weights is None else weights.shape)
@@ -408,11 +409,6 @@ def _check_tensors(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> None:
     _check_dtype("tokens", tokens)
     if weights is not None and not weights.is_floating_point():
         raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13, id=2014)
-
-
-def _check_integers(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected integers", 13, id=2013)
 
 
 def check_experts(name: str, ids: Tensor, experts: int) -> None:
