@@ -140,6 +140,18 @@ def test_the_launchers_end_is_the_ranks(number: signal.Signals, tmp_path: Path) 
         assert rest == b"told\ntold\n"
 
 
+@pytest.mark.parametrize(("options", "code"), [([], 128 + signal.SIGKILL), (["--replace", "1"], 2)])
+def test_a_job_ends_with_the_process_that_ranks_are_forked_from(options: list[str], code: int, tmp_path: Path) -> None:
+    job = start(tmp_path, WAITS, "-n", "2", "--no-prefix", *options, *PRELOADED)
+    pids = [int(line) for line in read_lines(job, 2)]
+    server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGKILL)
+    errors = job.communicate(timeout=30)[1].decode()
+    assert wait_gone(pids) == []
+    assert job.returncode == code, errors
+    assert "was killed by SIGKILL" in errors
+
+
 def test_ctrl_c_ends_an_import_that_does_not_end(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}

@@ -156,6 +156,8 @@ class ForkServer:
         path: where the process looks for modules; by default, where ``python`` does.
     """
 
+    _KILLED = -signal.SIGKILL  # the server's end kills its processes
+
     def __init__(
         self,
         modules: Sequence[str],
@@ -193,16 +195,17 @@ class ForkServer:
         pid = self._ask("fork", descriptors)
         if pid is None:
             raise ServerEnded("the process that starts ranks has ended: see what it printed")
-        return Forked(pid, self)
+        return Forked(int(pid), self)
 
     def exit_code(self, pid: int) -> int | None:
         """Returns how a process has ended, which is not reaped; None while it runs."""
-        return self._ask(f"look {pid}")
+        status = self._ask(f"look {pid}")
+        return self._KILLED if status is None else int(status) if status.strip() else None
 
     def reap(self, pid: int) -> int:
         """Returns the exit status of a process that has ended."""
         status = self._ask(f"reap {pid}")
-        return -signal.SIGKILL if status is None else status  # the server's end kills the process
+        return self._KILLED if status is None else int(status)
 
     def close(self) -> None:
         """Ends the server and all processes that it started."""
@@ -211,12 +214,12 @@ class ForkServer:
             self._process.kill()
         self._process.wait()
 
-    def _ask(self, what: str, descriptors: Sequence[int] = ()) -> int | None:
+    def _ask(self, what: str, descriptors: Sequence[int] = ()) -> str | None:
+        """Returns the server's answer, or None once it has ended."""
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionError):
             self._ready = self._ready or bool(self._socket.recv(64))
             socket.send_fds(self._socket, [what.encode()], descriptors)
-            answer = self._socket.recv(64)
-            return int(answer) if answer.strip() else None
+            return self._socket.recv(64).decode() or None
         return None
 
 
