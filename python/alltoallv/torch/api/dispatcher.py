@@ -395,7 +395,8 @@ def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None, tracing: bool
     """Returns expert numbers and weights of shape [n, k]."""
     _check_tensors(tokens, ids, weights)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13, id=2013)
+        name = "expert_ids"
+        raise InvalidTensorError(f"{name} has dtype {ids.dtype}, expected integers", 13, id=2013)
     shape: tuple[int, int] = (ids.shape[0], math.prod(ids.shape[1:]))
     if not tracing:  # in a graph, the operator checks them
         shape = _core.moe_check_shapes(tokens.shape, ids.shape, None if weights is None else weights.shape)
