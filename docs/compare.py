@@ -2,10 +2,12 @@
 
 python docs/compare.py OTHER                    every run of docs/measure.py, without peers
 python docs/compare.py OTHER --only plan,calls  these runs
+python docs/compare.py OTHER --np 2             with 2 ranks only
 
-The two trees take turns, a bench each, and the median of the turns counts. Prints a table in Markdown: how many times
-as fast a call is in this tree; then a line for each run, of all its calls. A run that the other tree does not have, or
-whose framework this Python does not have, is named and left out.
+The two trees take turns, a bench each, now this one first and now the other. Prints a table in Markdown: medians, and
+how many times as fast a call is in this tree, which is the median of the turns' ratios, whose noise is the same; then a
+line for each run, of all its calls. A run that the other tree does not have, or whose framework this Python does not
+have, is named and left out.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ CHOSEN = {run.name: run for run in RUNS}
 Times = dict[tuple[Any, ...], float]  # microseconds of a call, by ranks, call and bytes
 
 
-def times(run: Run, tree: Path, seconds: float) -> Times:
-    """What a run takes in a tree.
+def times(run: Run, tree: Path, seconds: float, ranks: str | None) -> Times:
+    """What a run takes in a tree, with its own numbers of ranks unless ``ranks`` gives others.
 
     Raises:
         subprocess.CalledProcessError: the tree's bench failed; ``stderr`` explains why.
@@ -39,6 +41,8 @@ def times(run: Run, tree: Path, seconds: float) -> Times:
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
         peers = [] if run.name in ("kernels", "backend") else ["--peers", ""]
         wanted = run.arguments.replace(" --ways", "").split()
+        if ranks is not None and "--np" in wanted:
+            wanted[wanted.index("--np") + 1] = ranks
         arguments = [*wanted, *peers, "--seconds", str(seconds), "--json", raw.name]
         command = [sys.executable, "-m", "alltoallv", "bench", *arguments]
         env = {**os.environ, "PYTHONPATH": str(tree / "python")}
@@ -54,24 +58,25 @@ def of_row(row: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
             yield (row["np"], row["collective"] + name.removeprefix("ours"), row["nbytes"]), found["median_us"]
 
 
-def compare(run: Run, other: Path, turns: int, seconds: float) -> Iterator[tuple[str, float]]:
+def compare(run: Run, other: Path, turns: int, seconds: float, ranks: str | None) -> Iterator[tuple[str, float]]:
     """Yields the rows of the table, each with how many times as fast this tree is."""
-    found: dict[tuple[Any, ...], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for _ in range(turns):
-        for side, tree in enumerate((HERE, other)):
-            for key, us in times(run, tree, seconds).items():
-                found[key][side].append(us)
-    for (size, call, nbytes), (mine, theirs) in found.items():
-        if mine and theirs:
-            now, then = statistics.median(mine), statistics.median(theirs)
-            row = f"| {run.name} {call} | {size} | {nbytes:,} | {now:.2f} | {then:.2f} | {then / now:.2f} |"
-            yield row, then / now
+    found: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    for turn in range(turns):
+        trees = (HERE, other) if turn % 2 == 0 else (other, HERE)
+        seen = {tree: times(run, tree, seconds, ranks) for tree in trees}
+        for key in seen[HERE].keys() & seen[other].keys():
+            found[key].append((seen[HERE][key], seen[other][key]))
+    for (size, call, nbytes), pairs in sorted(found.items()):
+        now, then = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ratio = statistics.median(theirs / mine for mine, theirs in pairs)
+        yield f"| {run.name} {call} | {size} | {nbytes:,} | {now:.2f} | {then:.2f} | {ratio:.2f} |", ratio
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(CHOSEN)}")
+    parser.add_argument("--np", metavar="RANKS", help="numbers of ranks, instead of the runs' own")
     parser.add_argument("--turns", type=int, default=5, help="of each tree (default: 5)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each case in a turn (default: 0.3)")
     args = parser.parse_args()
@@ -85,7 +90,7 @@ def main() -> int:
     for name in names:
         ratios = []
         try:
-            for row, ratio in compare(CHOSEN[name], args.other.resolve(), args.turns, args.seconds):
+            for row, ratio in compare(CHOSEN[name], args.other.resolve(), args.turns, args.seconds, args.np):
                 print(row, flush=True)
                 ratios.append(ratio)
         except subprocess.CalledProcessError as error:
