@@ -58,14 +58,14 @@ def of_row(row: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
             yield (row["np"], row["collective"] + name.removeprefix("ours"), row["nbytes"]), found["median_us"]
 
 
-def compare(run: Run, other: Path, turns: int, seconds: float, ranks: str | None) -> Iterator[tuple[str, float]]:
+def compare(run: Run, other: Path, turns: int, seconds: float, ranks: str | None = None) -> Iterator[tuple[str, float]]:
     """Yields the rows of the table, each with how many times as fast this tree is."""
     found: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
     for turn in range(turns):
-        trees = (HERE, other) if turn % 2 == 0 else (other, HERE)
-        seen = {tree: times(run, tree, seconds, ranks) for tree in trees}
-        for key in seen[HERE].keys() & seen[other].keys():
-            found[key].append((seen[HERE][key], seen[other][key]))
+        sides = ((0, HERE), (1, other))
+        seen = {side: times(run, tree, seconds, ranks) for side, tree in (sides if turn % 2 == 0 else sides[::-1])}
+        for key in seen[0].keys() & seen[1].keys():
+            found[key].append((seen[0][key], seen[1][key]))
     for (size, call, nbytes), pairs in sorted(found.items()):
         now, then = (statistics.median(side) for side in zip(*pairs, strict=True))
         ratio = statistics.median(theirs / mine for mine, theirs in pairs)
