@@ -17,7 +17,7 @@ from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv._calls.reductions import COMPLEX, FLOATS, OTHERS
+from alltoallv._calls.collectives import COMPLEX, FLOATS, OTHERS
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import golden, reference
 from alltoallv.torch.eager.reductions import REDUCE_OPS

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls import experts, objects
 from alltoallv._calls.adapters import A
-from alltoallv._calls.guard import guard
-from alltoallv._calls.lockstep import lockstep
+from alltoallv._calls.guard import guard, lockstep
 from alltoallv._calls.routing import Load, Routing, RoutingOptions, chunk_ends
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import numpy_dtype

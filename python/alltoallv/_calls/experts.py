@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, Layout, as_counts, packed, rows_of
-from alltoallv._calls.guard import guard
-from alltoallv._calls.protocol import Member
+from alltoallv._calls.guard import Member, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from alltoallv import _core
+from alltoallv import _absent, _core
 from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.linear import leaf_products, leaf_reduction
@@ -207,3 +210,71 @@ class FrontEnd(ABC, Generic[A, G, H]):
             return cast("H", self.adapter.handle(comm, message.submit(), (used,), lambda: tensor))
 
         return start
+
+
+# How the functions of all front ends look from outside, and how they take the places of a framework's own.
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+
+    class ExchangeOptions(TypedDict, Generic[A, G], total=False):
+        """The keyword arguments of `all_to_all_v` except ``async_op``, which decides the type of the result."""
+
+        sdispls: Counts | None
+        rdispls: Counts | None
+        unit: Unit | None
+        out: A | None
+        group: G
+        timeout: float | None
+
+
+def publish(package: dict[str, Any]) -> None:
+    """Gives the functions that a package offers its name as their module; ``package`` is its ``globals()``.
+
+    dir() and with it tab completion then show what ``__all__`` has, and not the modules inside the package.
+    """
+
+    def absent(name: str) -> Any:
+        raise _absent(package["__name__"], name)
+
+    package["__getattr__"] = absent
+    package["__dir__"] = lambda: [*package["__all__"], *(name for name in package if name.startswith("__"))]
+    for name in package["__all__"]:
+        function = package[name]
+        if isinstance(function, FunctionType):
+            function.__module__, function.__qualname__ = package["__name__"], name
+
+
+class Replacements:
+    """What has been replaced in a package, in order.
+
+    Args:
+        package: The framework's name.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._replaced)
+
+    def replace(self, owner: Any, name: str, ours: Any) -> None:
+        """Replaces an attribute of a module or a class."""
+        self._replaced.append((owner, name, vars(owner)[name] if name in vars(owner) else getattr(owner, name)))
+        setattr(owner, name, ours)
+
+    def everywhere(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Replaces objects, given with ours, in all modules of the package that are imported."""
+        ours = {id(theirs): each for theirs, each in pairs}
+        for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == self._package]:
+            for name, value in list(vars(module).items()):
+                if id(value) in ours:
+                    self.replace(module, name, ours[id(value)])
+
+    def undo(self) -> None:
+        """Puts all back; does nothing if nothing is replaced."""
+        while self._replaced:
+            owner, name, theirs = self._replaced.pop()
+            setattr(owner, name, theirs)

@@ -18,8 +18,7 @@ from alltoallv._calls import objects
 from alltoallv._calls.counts import packed
 from alltoallv._calls.dimensions import contiguous
 from alltoallv._calls.guard import guard
-from alltoallv._calls.layouts import Layout, Slices, boxes, division, numel
-from alltoallv._calls.moves import Move, moves
+from alltoallv._calls.layouts import Layout, Move, Slices, boxes, division, moves, numel
 from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size

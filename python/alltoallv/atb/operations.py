@@ -13,8 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter, check_on_npu
-from alltoallv._calls.guard import guard
-from alltoallv._calls.protocol import Member
+from alltoallv._calls.guard import Member, guard
 from alltoallv._calls.regions import Region
 from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo
 from alltoallv.communicator import Communicator

@@ -12,7 +12,7 @@ import numpy as np
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.protocol import Member
+from alltoallv._calls.guard import Member
 from alltoallv.atb.operations import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo, QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator

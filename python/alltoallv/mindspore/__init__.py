@@ -20,7 +20,7 @@ from alltoallv.mindspore import _needs as _needs
 # isort: split
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
-from alltoallv._calls.signature import publish as _publish
+from alltoallv._calls.front_end import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore import (
@@ -56,7 +56,7 @@ _OURS = (
     *("mint", "quantized", "tensors"),
 )
 _ATB = "atb.operations", "atb.quant_operations"
-_SHARED = "_calls.exchanges", "_calls.expert_rows", "quantization.functions"
+_SHARED = "_calls.exchanges", "quantization.functions"
 _NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in _OURS)
 for _module in (*_NAMES, *_ATB, *_SHARED):
     _forbid(f"alltoallv.{_module}")

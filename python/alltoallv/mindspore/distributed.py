@@ -18,7 +18,7 @@ Outputs are contiguous tensors. Asynchronous calls return a `CommHandle`.
 
 from mindspore.mint.distributed.distributed import TCPStore
 
-from alltoallv._calls.signature import publish as _publish
+from alltoallv._calls.front_end import publish as _publish
 from alltoallv.mindspore import collectives, exchange
 from alltoallv.mindspore.mint import (
     P2POp,

@@ -11,7 +11,7 @@ from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
 from alltoallv import _core
-from alltoallv._calls.expert_rows import ExpertRows, Order
+from alltoallv._calls.exchanges import ExpertRows, Order
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import group as groups

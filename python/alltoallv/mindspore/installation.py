@@ -14,7 +14,7 @@ from mindspore.graph._parse.resources import convert_object_map
 from mindspore.mint import distributed as mindspore_distributed
 from mindspore.ops import communication as mindspore_ops
 
-from alltoallv._calls.replacing import Replacements
+from alltoallv._calls.front_end import Replacements
 from alltoallv.mindspore import comm_func, communication_ops, distributed
 from alltoallv.mindspore.primitives import classes
 from alltoallv.mindspore.primitives.classes import STAND_INS

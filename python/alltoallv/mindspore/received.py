@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mindspore import Tensor
 
-from alltoallv._calls.received import raise_for
+from alltoallv._calls.handle import raise_for
 
 
 class Received(NamedTuple):

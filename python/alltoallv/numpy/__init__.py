@@ -5,7 +5,7 @@ raised on all of them. With ``async_op=True`` a function returns a `Work` at onc
 it is done.
 """
 
-from alltoallv._calls.signature import publish as _publish
+from alltoallv._calls.front_end import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.numpy import (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, Unit
-from alltoallv._calls.expert_rows import ExpertRows
+from alltoallv._calls.exchanges import ExpertRows
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name

@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from alltoallv import _core
+from alltoallv._calls.collectives import check_order
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.reductions import check_order
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, later, resolve
 from alltoallv.numpy.reductions import Op

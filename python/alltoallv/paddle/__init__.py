@@ -16,7 +16,7 @@ import os as _os
 import sys as _sys
 
 import alltoallv as _alltoallv
-from alltoallv._calls.signature import publish as _publish
+from alltoallv._calls.front_end import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs

@@ -14,7 +14,7 @@ import paddle
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls.reductions import check_order
+from alltoallv._calls.collectives import check_order
 from alltoallv.paddle.front_end import apply, front_end
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.work import Task

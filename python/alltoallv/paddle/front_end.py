@@ -12,7 +12,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.counts import Counts, share_of
-from alltoallv._calls.expert_rows import ExpertRows
+from alltoallv._calls.exchanges import ExpertRows
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator

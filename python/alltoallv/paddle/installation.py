@@ -19,7 +19,7 @@ from paddle.distributed.utils import moe_utils, nccl_utils
 
 from alltoallv import communicator
 from alltoallv._calls import objects, subgroups
-from alltoallv._calls.replacing import Replacements
+from alltoallv._calls.front_end import Replacements
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.launch import detect as launch
 from alltoallv.paddle import exchange, gates

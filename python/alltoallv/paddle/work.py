@@ -6,8 +6,8 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
+from alltoallv._calls.guard import Member, Pending
 from alltoallv._calls.handle import Ended, Handle
-from alltoallv._calls.protocol import Member, Pending
 
 
 class Task(Handle):

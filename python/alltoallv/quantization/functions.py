@@ -10,9 +10,8 @@ from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import gathered
-from alltoallv._calls.guard import guard
+from alltoallv._calls.guard import guard, lockstep
 from alltoallv._calls.linear import Map, check_shapes
-from alltoallv._calls.lockstep import lockstep
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import bounds, linear, requests
 from alltoallv.quantization.bounds import Accuracy, argument

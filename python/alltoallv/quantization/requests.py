@@ -13,7 +13,7 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter, not_writable, wrong_dtype
 from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
-from alltoallv._calls.protocol import Member
+from alltoallv._calls.guard import Member
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.bounds import Bounded

@@ -15,7 +15,7 @@ go straight to the core; with gradients, and in a graph, they are the operators 
 torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 
-from alltoallv._calls.signature import publish as _publish
+from alltoallv._calls.front_end import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs

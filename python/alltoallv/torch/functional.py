@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from alltoallv._calls.collectives import check_no_order
 from alltoallv._calls.counts import Counts, even_split
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import check_no_order
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv._calls.collectives import FLOATS, OTHERS
 from alltoallv._calls.counts import packed
-from alltoallv._calls.reductions import FLOATS, OTHERS
 
 COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
 PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")

@@ -16,7 +16,7 @@ from alltoallv._calls import experts
 from alltoallv._calls.adapters import check_on_npu
 from alltoallv._calls.counts import Counts, Unit, read_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.received import COUNT_NAMES
+from alltoallv._calls.handle import COUNT_NAMES
 from alltoallv._calls.regions import check_untracked
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
@@ -46,7 +46,7 @@ from alltoallv.torch.graph.watched import is_watched
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from alltoallv._calls.signature import ExchangeOptions
+    from alltoallv._calls.front_end import ExchangeOptions
 
 __all__ = ["all_to_all_v", "exchange_counts"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import _profiler_enabled
 
-from alltoallv._calls.protocol import Member
+from alltoallv._calls.guard import Member
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _nvtx = any(os.environ.get(f"NVTX_INJECTION{bits}_PATH") for bits in (64, 32))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.received import raise_for
+from alltoallv._calls.handle import raise_for
 from alltoallv.errors import InvalidParamError
 
 

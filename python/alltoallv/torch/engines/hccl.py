@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.collectives import barrier_plan
+from alltoallv._calls.collectives import FLOATS, ReductionPlan, barrier_plan
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import FLOATS, ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests

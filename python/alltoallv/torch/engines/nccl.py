@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv._calls import reductions
+from alltoallv._calls import collectives
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError
@@ -25,7 +25,7 @@ from alltoallv.torch.engines.reduction import as_bytes, in_bytes
 FIRST = 8  # calls that check="first" compares
 _FLIGHT_LENGTH = 64
 _NATIVE = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
-_FLOATS = frozenset(getattr(torch, name) for name in reductions.FLOATS)
+_FLOATS = frozenset(getattr(torch, name) for name in collectives.FLOATS)
 _INTEGERS = frozenset((torch.int8, torch.uint8, torch.int32, torch.int64))
 _OWN = _INTEGERS | {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # dtypes of NCCL; others go as bytes
 

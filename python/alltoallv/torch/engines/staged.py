@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.reductions import ReductionPlan
+from alltoallv._calls.collectives import ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.torch.engines.device import Call, DeviceMember
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv import _core
-from alltoallv._calls.protocol import Pending
+from alltoallv._calls.guard import Pending
 from alltoallv.errors import CommTimeoutError
 from alltoallv.torch.eager.work import Future, promise, settle
 

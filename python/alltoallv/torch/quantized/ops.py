@@ -17,9 +17,8 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.counts import packed
-from alltoallv._calls.guard import guard
+from alltoallv._calls.guard import guard, lockstep
 from alltoallv._calls.linear import check_shapes, leaf_products
-from alltoallv._calls.lockstep import lockstep
 from alltoallv.quantization import requests
 from alltoallv.quantization.linear import chunk_rows
 from alltoallv.quantization.spec import Options
