@@ -25,8 +25,7 @@ from alltoallv.mindspore.device_reduction import check_added
 from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
-from alltoallv.quantization.functions import Quantized
-from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall
 from alltoallv.quantization.spec import QuantizedReduction
 
 _HALVES = 2.0**24  # makes every finite float16 an integer

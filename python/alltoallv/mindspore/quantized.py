@@ -25,8 +25,7 @@ from alltoallv.quantization import requests
 from alltoallv.quantization.bounds import Accuracy
 from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
-from alltoallv.quantization.functions import Quantized
-from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall
 from alltoallv.quantization.requests import exclude, present
 from alltoallv.quantization.spec import (
     Format,

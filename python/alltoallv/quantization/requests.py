@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter, not_writable, wrong_dtype
-from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
+from alltoallv._calls.counts import Counts, Layout, as_counts, integer, scaled, shares, split_layout
 from alltoallv._calls.guard import Member
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -335,3 +335,27 @@ def _float32(name: str, value: Any) -> float:
             f"{name} is {shown}, expected a number that float32 holds: 0, or 1.4e-45 to 3.4e38", id=1195
         )
     return rounded
+
+
+# A row-parallel linear layer, whose partial products travel in chunks that are computed during the exchange.
+
+
+CHUNKS = 4  # the default, if a chunk has at least this number of elements:
+SMALLEST = 1 << 17
+
+
+def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_size: int | None) -> int:
+    """Returns the rows of a chunk: it has whole groups, so that chunks have the scales of the undivided product.
+
+    NVFP4's scale of all elements, and groups of all elements, cannot be divided: there is one chunk, unless asked for.
+    """
+    wanted = integer(chunks)
+    if chunks is not None and (wanted is None or wanted < 1):
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1, or None", id=1183)
+    row = _core.code_formats.get(format) if isinstance(format, str) else None
+    group = group_size if isinstance(group_size, int) and group_size > 0 else (row.group_size if row else 0) or 128
+    unit = group // math.gcd(max(columns, 1), group)
+    if wanted is None:
+        wanted = 1 if row is not None and row.scale == "e4m3" else min(max(rows * columns // SMALLEST, 1), CHUNKS)
+    units = -(-rows // unit)
+    return max(-(-units // wanted) * unit, 1)

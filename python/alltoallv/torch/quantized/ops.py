@@ -20,7 +20,7 @@ from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard, lockstep
 from alltoallv._calls.linear import check_shapes, leaf_products
 from alltoallv.quantization import requests
-from alltoallv.quantization.linear import chunk_rows
+from alltoallv.quantization.requests import chunk_rows
 from alltoallv.quantization.spec import Options
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.group import AnyCommunicator
