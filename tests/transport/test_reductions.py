@@ -19,7 +19,7 @@ from on_ranks import on_both
 from alltoallv import Communicator, _core
 from alltoallv import numpy as av
 from alltoallv.errors import PeerMismatchError
-from alltoallv.numpy.reductions import Op
+from alltoallv.numpy.collectives import Op
 from alltoallv.testing import golden, reference, run_ranks
 
 REDUCED = [name for name, dtype in _core.dtypes.items() if dtype.arithmetic not in ("none", "complex")]

@@ -39,7 +39,7 @@ from alltoallv.mpi.datatypes import Array, Blocks, check_number, simple, typed, 
 from alltoallv.mpi.groups import Group
 from alltoallv.mpi.operations import SUM, Op, as_op
 from alltoallv.mpi.requests import Prequest, Request, Status, fill
-from alltoallv.numpy.p2p import message
+from alltoallv.numpy.messages import message
 
 EAGER = 64 << 10  # bytes up to which a send returns before it is received, as programs expect of small ones
 

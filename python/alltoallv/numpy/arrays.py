@@ -1,4 +1,4 @@
-"""Checks NumPy arrays before they reach the core, and shows them to the shared calls."""
+"""Checks NumPy arrays before they reach the core, and shows them to the shared calls; the handle of a call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ import numpy.typing as npt
 from alltoallv import _core, communicator, memory
 from alltoallv._calls.adapters import Adapter, not_writable, wrong_dtype
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.handle import Ended, Handle
 from alltoallv._calls.regions import Region
 from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.work import Done, Work
 from alltoallv.quantization.feedback import ErrorFeedback
+
+
+class Work(Handle):
+    """An operator under way. The arrays that it uses stay alive until it is done, even if the handle is dropped."""
+
+
+class Done(Ended, Work):
+    """The handle of a call that had nothing to wait for."""
+
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve
-from alltoallv.numpy.reductions import multiply
+from alltoallv.numpy.collectives import multiply
 from alltoallv.quantization.bounds import Accuracy
 from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback

@@ -1,23 +1,41 @@
-"""Messages between two ranks, independent of collectives: neither waits for the other, and no third rank takes part."""
+"""Messages between two ranks, independent of collectives, and Python objects, between two ranks or all.
+
+Of a message neither rank waits for the other, and no third rank takes part.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import messages
+from alltoallv._calls import messages, objects
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import AllToAllVError
-from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_output, region, resolve
-from alltoallv.numpy.work import Work
+from alltoallv.numpy.arrays import ADAPTER, Array, Work, as_input, check_output, region, resolve
+from alltoallv.numpy.exchange import front_end
 
-__all__ = ["Envelope", "MessageWork", "irecv", "isend", "probe", "recv", "send", "sendrecv"]
+__all__ = [
+    "Envelope",
+    "MessageWork",
+    "all_gather_object",
+    "broadcast_object",
+    "gather_object",
+    "irecv",
+    "isend",
+    "probe",
+    "recv",
+    "recv_object",
+    "scatter_object",
+    "send",
+    "send_object",
+    "sendrecv",
+]
 
 
 class MessageWork(Work):
@@ -215,3 +233,84 @@ def message(
     if waits:
         return lambda: post.run(limit)
     return lambda: MessageWork(comm, post.submit(limit), (used,), lambda: result)
+
+
+# Python objects travel by pickle, under names that say so, because the functions for arrays are faster. Unpickling can
+# run any code that the sender chooses: the ranks must be processes that trust each other.
+
+
+def send_object(
+    value: Any, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> None:
+    """Sends any object that can be pickled to rank ``dst``, which calls `recv_object`; the rest is as in `send`.
+
+    Raises:
+        InvalidParamError: the object cannot be pickled; and the errors of `send`.
+    """
+    objects.send(resolve(group), [value], dst, tag, _core.read_timeout(timeout))
+
+
+def recv_object(
+    src: int | None = None, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> Any:
+    """Returns the object that rank ``src`` sends by `send_object` with this tag; ``src=None`` accepts any.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late. Unpickling may
+            raise other errors.
+    """
+    return objects.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
+
+
+def broadcast_object(
+    value: Any, root: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> Any:
+    """Returns the ``value`` of rank ``root`` on every rank; the values of other ranks are ignored.
+
+    Args:
+        value: Any object that can be pickled.
+        root: The same on all ranks.
+        timeout: Seconds to wait for the peers; default: the communicator's.
+
+    Returns:
+        On the root the object itself, elsewhere a copy. An error of unpickling is raised on that rank alone.
+
+    Raises:
+        InvalidParamError: the object cannot be pickled, or ``root`` is not a rank; raised on every rank.
+        PeerMismatchError, PeerLostError, CommTimeoutError: as for `all_to_all_v`.
+    """
+    return front_end.objects("broadcast", group, value, root=("root", root), timeout=timeout)
+
+
+def gather_object(
+    value: Any, root: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> list[Any] | None:
+    """Returns the ``value`` of every rank, in rank order, on rank ``root``; None elsewhere.
+
+    Arguments and errors are as for `broadcast_object`.
+    """
+    gathered: list[Any] | None = front_end.objects("gather", group, value, root=("root", root), timeout=timeout)
+    return gathered
+
+
+def scatter_object(
+    values: Sequence[Any] | None = None,
+    root: int = 0,
+    *,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Returns entry r of the ``values`` of rank ``root`` on every rank r.
+
+    Args:
+        values: On the root, W objects that can be pickled; ignored elsewhere.
+
+    Other arguments and errors are as for `broadcast_object`.
+    """
+    return front_end.objects("scatter", group, values, root=("root", root), timeout=timeout)
+
+
+def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
+    """Returns the ``value`` of every rank, in rank order. Arguments and errors are as for `broadcast_object`."""
+    gathered: list[Any] = front_end.objects("all_gather", group, value, timeout=timeout)
+    return gathered
