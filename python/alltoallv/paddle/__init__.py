@@ -24,38 +24,22 @@ from alltoallv.paddle import _needs as _needs
 # isort: split
 import paddle as _paddle
 
-from alltoallv.paddle import (
-    collectives,
-    dimensions,
-    exchange,
-    group,
-    installation,
-    messages,
-    objects,
-    quantized,
-    resharding,
-    stream,
-)
+from alltoallv.paddle import collectives, exchange, group, installation, messages, quantized, resharding, stream
 from alltoallv.paddle.collectives import *
-from alltoallv.paddle.dimensions import *
 from alltoallv.paddle.exchange import *
 from alltoallv.paddle.group import *
 from alltoallv.paddle.installation import *
 from alltoallv.paddle.messages import *
-from alltoallv.paddle.objects import *
 from alltoallv.paddle.quantized import *
 from alltoallv.paddle.resharding import *
-from alltoallv.paddle.tensors import empty
-from alltoallv.paddle.work import Task
+from alltoallv.paddle.tensors import Task, empty
 
 __all__ = ["AllToAllVOperation", "QuantAllReduceOperation", "Task", "empty", "stream"]
 __all__ += collectives.__all__
-__all__ += dimensions.__all__
 __all__ += exchange.__all__
 __all__ += group.__all__
 __all__ += installation.__all__
 __all__ += messages.__all__
-__all__ += objects.__all__
 __all__ += quantized.__all__
 __all__ += resharding.__all__
 

@@ -17,7 +17,7 @@ from paddle.distributed import ReduceOp
 from alltoallv._calls.collectives import check_order
 from alltoallv.paddle.front_end import apply, front_end
 from alltoallv.paddle.group import Group, resolve
-from alltoallv.paddle.work import Task
+from alltoallv.paddle.tensors import Task
 
 __all__ = [
     "all_gather",

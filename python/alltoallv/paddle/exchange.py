@@ -10,7 +10,7 @@ from paddle import Tensor
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.work import Done, Task
+from alltoallv.paddle.tensors import Done, Task
 
 __all__ = [
     "all_to_all",

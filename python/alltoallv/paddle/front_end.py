@@ -18,8 +18,7 @@ from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.paddle.group import Group, rank_in, resolve
-from alltoallv.paddle.tensors import ADAPTER
-from alltoallv.paddle.work import Done, Task
+from alltoallv.paddle.tensors import ADAPTER, Done, Task
 
 _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
 

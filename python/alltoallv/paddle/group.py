@@ -18,7 +18,7 @@ from alltoallv._calls import subgroups
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.paddle.work import Task
+from alltoallv.paddle.tensors import Task
 
 __all__ = ["is_initialized", "new_group", "wait"]
 

@@ -18,8 +18,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle import collectives, exchange, messages
 from alltoallv.paddle.group import resolve
-from alltoallv.paddle.tensors import region
-from alltoallv.paddle.work import Done, Task
+from alltoallv.paddle.tensors import Done, Task, region
 
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

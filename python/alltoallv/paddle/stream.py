@@ -14,7 +14,7 @@ from paddle.distributed import ReduceOp
 from alltoallv._calls.counts import Counts
 from alltoallv.paddle import collectives, exchange, messages
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.work import Task
+from alltoallv.paddle.tensors import Task
 
 __all__ = [
     "all_gather",

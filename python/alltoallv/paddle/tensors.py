@@ -1,9 +1,12 @@
-"""Passes Paddle tensors to the core and to the shared calls, as contiguous host memory of a known dtype."""
+"""Passes Paddle tensors to the core and to the shared calls, as contiguous host memory of a known dtype; the handle of
+a call.
+"""
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,45 @@ from paddle import Tensor
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.guard import Member, Pending
+from alltoallv._calls.handle import Ended, Handle
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
-from alltoallv.paddle.work import Done, Task
 from alltoallv.quantization.feedback import ErrorFeedback
+
+
+class Task(Handle):
+    """An operator under way or done, with the methods of Paddle's task.
+
+    The tensors that it uses stay alive until it is done, even if the handle is dropped.
+    """
+
+    def __init__(self, communicator: Member, core: Pending, keep: tuple[Any, ...], finish: Callable[[], Any]) -> None:
+        self.communicator: Member = communicator
+        super().__init__(communicator, core, keep, finish)
+
+    def is_sync(self) -> bool:
+        """True if the call had ended when it returned this handle."""
+        return False
+
+    def synchronize(self) -> None:
+        """Waits like `wait`: the memory is the host's."""
+        self.wait()
+
+    def _seconds(self, timeout: Any) -> float | None:
+        """Converts Paddle's timedelta, in which 0, its default, means no limit."""
+        if isinstance(timeout, datetime.timedelta):
+            return timeout.total_seconds() or None
+        return super()._seconds(timeout)
+
+
+class Done(Ended, Task):
+    """The handle of a call with ``sync_op=True``."""
+
+    def is_sync(self) -> bool:
+        """Returns True."""
+        return True
+
 
 _NAMES: dict[Any, str] = {
     dtype: name for name in _core.dtypes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
