@@ -18,8 +18,7 @@ from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.torch.api.dispatcher import check_experts
-from alltoallv.torch.api.moe_ops import TENSORS, begin_collect
-from alltoallv.torch.api.rows import as_bytes, exchange, side_by_side, sum_dtype
+from alltoallv.torch.api.moe_ops import TENSORS, as_bytes, begin_collect, exchange, side_by_side, sum_dtype
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name

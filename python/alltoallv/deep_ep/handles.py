@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api.rows import as_bytes, sum_dtype
+from alltoallv.torch.api.moe_ops import as_bytes, sum_dtype
 
 _GROUP = 128  # values that have one scale
 _LARGEST = 448.0  # of float8_e4m3fn

@@ -20,20 +20,16 @@ from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
-from alltoallv.torch.api import collectives, dimensions, functions, linear, moe, p2p, reductions, resharding
+from alltoallv.torch.api import collectives, exchange, p2p, reductions, resharding
 from alltoallv.torch.api.collectives import *
-from alltoallv.torch.api.dimensions import *
-from alltoallv.torch.api.functions import *
-from alltoallv.torch.api.linear import *
-from alltoallv.torch.api.moe import *
+from alltoallv.torch.api.exchange import *
+from alltoallv.torch.api.exchange import Plan
 from alltoallv.torch.api.p2p import *
-from alltoallv.torch.api.plan import Plan
 from alltoallv.torch.api.reductions import *
 from alltoallv.torch.api.resharding import *
 from alltoallv.torch.eager.group import from_group
-from alltoallv.torch.eager.received import Received
 from alltoallv.torch.eager.tensors import empty
-from alltoallv.torch.eager.work import Work
+from alltoallv.torch.eager.work import Received, Work
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.process_group.group import GroupOptions
 from alltoallv.torch.quantized import functions as quantized_functions
@@ -55,14 +51,11 @@ __all__ = [
     "functional",
     "nn",
 ]
-__all__ += dimensions.__all__
 __all__ += collectives.__all__
-__all__ += reductions.__all__
-__all__ += functions.__all__
-__all__ += linear.__all__
-__all__ += moe.__all__
+__all__ += exchange.__all__
 __all__ += p2p.__all__
-__all__ += resharding.__all__
 __all__ += quantized_functions.__all__
+__all__ += reductions.__all__
+__all__ += resharding.__all__
 
 _publish(globals())

@@ -11,7 +11,7 @@ from torch import Tensor
 from alltoallv._calls.collectives import check_no_order
 from alltoallv._calls.counts import Counts, even_split
 from alltoallv._calls.guard import guard
-from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of

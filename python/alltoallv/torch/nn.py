@@ -8,7 +8,7 @@ from torch import Tensor
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api.dispatcher import DispatchState, MoEDispatcher, StaticMoEDispatcher, StaticState
-from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.eager.group import Group
 
 __all__ = ["AllToAllV", "DispatchState", "MoEDispatcher", "StaticMoEDispatcher", "StaticState"]

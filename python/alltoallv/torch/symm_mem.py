@@ -32,7 +32,7 @@ from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.collectives import all_gather_into_tensor, all_to_all_single, barrier, broadcast
-from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.api.reductions import all_reduce, reduce, reduce_scatter_tensor
 from alltoallv.torch.eager.group import AnyCommunicator, device_of, from_group
 from alltoallv.torch.eager.tensors import empty as in_arena

@@ -20,8 +20,8 @@ from alltoallv._calls.routing import MOST, RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import moe_ops
-from alltoallv.torch.api.functions import all_to_all_v
-from alltoallv.torch.api.rows import sum_dtype
+from alltoallv.torch.api.exchange import all_to_all_v
+from alltoallv.torch.api.moe_ops import sum_dtype
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator

@@ -7,6 +7,7 @@ calls, an operator runs at once, and autograd learns of it by the same functions
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,45 @@ from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.tensors import PLAIN, has_tangent, needs_grad
-from alltoallv.torch.graph import inductor
+
+# Makes Inductor keep the order of the operators. Effect tokens keep the order of effectful operators up to Inductor,
+# whose scheduler (as of torch 2.13) files the dependencies between them under the names of buffers but looks for
+# operations' names, and so moves an operator before another where the data allow it. Ranks that compile different code
+# would then issue different collectives.
+
+
+_taught: set[Any] = set()
+
+
+def keep_order(operator: Any) -> None:
+    """Gives Inductor a lowering of an operator (an OpOverload) that keeps its place among the effectful ones."""
+    if operator in _taught:
+        return
+    _taught.add(operator)
+    with contextlib.suppress(ImportError):  # another Inductor: the ranks' comparison still finds what differs
+        from torch._inductor.lowering import lowerings
+
+        lowerings[operator] = _lowering(operator)
+
+
+def _lowering(operator: Any) -> Any:
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
+        first = len(graph.operations)
+        result = ir.FallbackKernel.create(operator, *args, **kwargs)
+        previous = graph.effectful_ops.get(torch.library.EffectType.ORDERED)
+        if previous is not None:
+            for operation in graph.operations[first:]:
+                if isinstance(operation, ir.FallbackKernel):
+                    graph.additional_star_deps[operation.get_operation_name()].add(previous.get_name())
+        return torch.utils._pytree.tree_map(
+            lambda node: node.wrap_for_lowering() if isinstance(node, ir.IRNode) else node, result
+        )
+
+    return lower
 
 
 class Like(NamedTuple):
@@ -132,7 +171,7 @@ def effectful(custom: Any, fake: Callable[..., Any]) -> None:
     torch.library._register_effectful_op(custom._qualname, torch.library.EffectType.ORDERED)
 
     def taught(*args: Any) -> Any:
-        inductor.register(custom._opoverload)
+        keep_order(custom._opoverload)
         return fake(*args)
 
     custom.register_fake(taught)

@@ -35,12 +35,11 @@ from alltoallv.torch.api import reductions as reductions
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation
-from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, Collective, Method, Parameters
+from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, REDUCTIONS, Collective, Method, Parameters
 from alltoallv.torch.eager.graphs import hide
-from alltoallv.torch.eager.reductions import REDUCTIONS
 from alltoallv.torch.eager.tensors import MOVABLE, PLAIN, Copies, as_plain
 from alltoallv.torch.engines.device import DeviceMember
-from alltoallv.torch.process_group import engines, functions
+from alltoallv.torch.process_group import functions, group
 from alltoallv.torch.process_group.dispatched import active, dispatch
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
 from alltoallv.torch.process_group.work import (
@@ -373,7 +372,7 @@ class _Devices(list[str]):
     """Lists the devices whose tensors a group carries, when a group is made: looking at import would fix them."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(["cpu", *engines.accelerators()])
+        return iter(["cpu", *group.accelerators()])
 
 
 def _register() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
@@ -11,13 +12,16 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
+from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, as_counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import check_shapes
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
 from alltoallv.quantization.bounds import Accuracy, argument
 from alltoallv.quantization.bounds import Bounded as Bounded
+from alltoallv.quantization.bounds import chosen as chosen_by
 from alltoallv.quantization.spec import (
     Format,
     Gather,
@@ -35,11 +39,11 @@ from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
-from alltoallv.torch.graph import gradients, watched
+from alltoallv.torch.engines.kernels import kernels_for, offers_format
+from alltoallv.torch.graph import ops, watched
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.graph.watched import is_watched
-from alltoallv.torch.quantized import bounds
 from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -52,6 +56,44 @@ __all__ = [
     "quantized_linear_all_reduce",
     "quantized_reduce_scatter",
 ]
+
+
+# The format that keeps an error.
+
+
+def with_format(
+    comm: Any, operator: str, input: Tensor, options: Options, accuracy: Accuracy | None, feedback: Any = None
+) -> Options:
+    """Returns the options with the format that keeps ``max_error``, on which the ranks agree here."""
+    if accuracy is None or accuracy.max_error is None:
+        return options
+    with guard(comm, operator):
+        accuracy.check(options, feedback)
+        x = ADAPTER.read("input", input)
+        requests.check_float(ADAPTER.dtype(x))
+        out_dtype = requests.output_dtype(ADAPTER, options, ADAPTER.dtype(x))
+        word = accuracy.word(_largest_magnitude(x))
+        words = torch.full((comm.size,), word, dtype=torch.int64, device="cpu")
+        received = torch.empty_like(words)
+        layout = experts.layout(words.numpy().reshape(-1, 1))
+        call = calls.exchange(groups.on_host(comm), "exchange_counts", received, words, layout)
+    call.run()
+    by_rows = operator == "quantized_all_to_all"
+    count = math.prod(x.shape[1:] if by_rows else x.shape)
+    in_host_memory = isinstance(comm, Communicator) or (by_rows and x.is_cpu)
+
+    def offers(spec: Quantization) -> bool:
+        return in_host_memory or offers_format(spec, kernels_for(x.device.type), not by_rows)
+
+    return chosen_by(received.tolist(), options, count, out_dtype, by_rows, offers)
+
+
+def _largest_magnitude(x: Tensor) -> int:
+    """Returns the bits, without sign, of the largest magnitude; NaN is above inf. Waits for tensors of a device."""
+    if x.is_cpu or not x.numel():
+        return _core.largest_magnitude(ADAPTER.dtype(x), x.data_ptr(), x.numel())
+    return int(x.detach().abs().amax().float().view(torch.int32).item()) & 0x7FFFFFFF
+
 
 Scale: TypeAlias = Tensor | float | None
 
@@ -142,7 +184,7 @@ def quantized_all_reduce(
         states = None if error_feedback is None else ADAPTER.feedback.states_of(error_feedback)
         result = _core.quantized_all_reduce(shared.core, input, out, *terms, states, bool(async_op))
         if result is NotImplemented and out is error_feedback is None and not async_op:
-            result = gradients.quantized_sum(shared, input, terms)
+            result = ops.quantized_sum(shared, input, terms)
         if result is not None and result is not NotImplemented:
             return calls.started(shared, result, input) if async_op else result
     options = Options(
@@ -254,7 +296,7 @@ def _reduced(
                 parts = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
             options = options if traced else _checked(options)
     if not (traced or wants_grad or seen):
-        options = bounds.chosen(comm, f"quantized_{request.__name__}", input, options, accuracy, feedback)
+        options = with_format(comm, f"quantized_{request.__name__}", input, options, accuracy, feedback)
         with guard(comm, f"quantized_{request.__name__}"):
             reduction = request(ADAPTER, comm, input, *counts, options, out, feedback, accuracy is not None)
             states = [x for x in (reduction.error, reduction.gather_error, reduction.bounds) if x is not None]
@@ -368,7 +410,7 @@ def quantized_all_to_all(
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
             raise InvalidParamError("input requires grad, which async_op excludes", id=1455)
-    options = bounds.chosen(comm, RowExchange.operator, input, options, accuracy)
+    options = with_format(comm, RowExchange.operator, input, options, accuracy)
     with guard(comm, RowExchange.operator):
         limit = calls.limit(comm, timeout)
         exchange = RowExchange(comm, input, send_counts, recv_counts, options, accuracy is not None)

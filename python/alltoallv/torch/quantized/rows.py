@@ -19,7 +19,7 @@ from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
 from alltoallv.torch.eager.work import Work
-from alltoallv.torch.engines import bounds
+from alltoallv.torch.engines import torch_kernels
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 from alltoallv.torch.quantized.adapter import ADAPTER
 
@@ -80,7 +80,7 @@ class DeviceRows(HostRows):
         views = record_views(coded, spec, length)
         values = torch.empty((rows, length), dtype=torch.float32, device=coded.device)
         self._kernels.dequantize(*views, replace(spec, overflow="infinity"), values.view(-1), part=length)
-        return bounds.bounds(bounds.errors(*views, spec, length, 1), values, spec, 1, out.dtype, overflow)
+        return torch_kernels.bounds(torch_kernels.errors(*views, spec, length, 1), values, spec, 1, out.dtype, overflow)
 
 
 class RowExchange:

@@ -1,4 +1,4 @@
-"""`all_to_all_v` on torch tensors, and its companions."""
+"""`all_to_all_v` on torch tensors, also as a plan that repeats an exchange, and for the rows of experts."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.adapters import check_on_npu
-from alltoallv._calls.counts import Counts, Unit, read_request
+from alltoallv._calls.counts import Counts, Unit, check_length, plan_request, read_request
+from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import COUNT_NAMES
 from alltoallv._calls.regions import check_untracked
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator, Operation
-from alltoallv.torch.eager.declaration import Collective, Parameters, Tensors
+from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters, Tensors
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.received import Received, counts_on_device
 from alltoallv.torch.eager.tensors import (
     as_input,
+    check_contiguous,
     check_dtype,
     check_memory,
     check_output,
     check_tensor,
+    core_name,
     needs_grad,
     reads_rows,
     region,
     row_size,
     shaped,
 )
-from alltoallv.torch.eager.work import Work
-from alltoallv.torch.graph import gradients, traced, watched
+from alltoallv.torch.eager.work import Received, Work, counts_on_device
 from alltoallv.torch.graph import ops as ops
+from alltoallv.torch.graph import traced, watched
+from alltoallv.torch.graph.library import Operator, known_size
+from alltoallv.torch.graph.ops import communicator_of
 from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 
     from alltoallv._calls.front_end import ExchangeOptions
 
-__all__ = ["all_to_all_v", "exchange_counts"]
+__all__ = ["all_to_all_v", "exchange_counts", "global_gather", "global_scatter"]
 
 
 @partial(Collective, outputs="out", inputs="input", updates=True)
@@ -170,7 +176,7 @@ def all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
         )
         if result is NotImplemented and out is None and timeout is None and async_op is False:
-            result = gradients.exchange(input, shared, (send_counts, recv_counts, sdispls, rdispls, unit))
+            result = ops.exchange(input, shared, (send_counts, recv_counts, sdispls, rdispls, unit))
         if result is not None and result is not NotImplemented:
             return calls.started(shared, result, input) if async_op else result
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
@@ -310,3 +316,177 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
         return ops.all_to_all_v(x, torch.tensor(layout, device="cpu"), comm.size, 1, "exchange_counts", comm)
     call.run()
     return out
+
+
+# Paddle's global_scatter and global_gather; the counts are as in `alltoallv._calls.experts`.
+
+
+def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """Sends every row to the rank of its expert. Differentiable where `all_to_all_v` is.
+
+    Args:
+        x: Rows sorted by rank, then by expert: ``local_count[e + j * E]`` rows for expert e of rank j.
+            Shape ``[n, ...]``.
+        local_count, global_count: ``W * E`` integers >= 0, flat or of shape ``[W, E]``; entry ``e + j * E`` stands for
+            expert e and rank j: rows that go from here to expert e of rank j, and rows that come from rank j for
+            expert e of this rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        Shape ``[sum(global_count), ...]``, rows sorted by this rank's expert, then by the rank they come from.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, also about the rows of one expert, or one
+            is lost or late.
+    """
+    return _moved(x, local_count, global_count, group, gathers=False)
+
+
+def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse, as differentiable.
+
+    Args:
+        x: Rows sorted by this rank's expert, then by rank. Shape ``[sum(global_count), ...]``.
+        local_count, global_count, group: See `global_scatter`.
+
+    Returns:
+        Shape ``[sum(local_count), ...]``, rows sorted by the rank they come from, then by that rank's expert.
+
+    Raises:
+        AllToAllVError: as `global_scatter`.
+    """
+    return _moved(x, local_count, global_count, group, gathers=True)
+
+
+def _moved(x: Tensor, local_count: Counts, global_count: Counts, group: Group, *, gathers: bool) -> Tensor:
+    """Sends the rows; the ranks agree on the counts, [card, expert] matrices, expert by expert."""
+    if is_tracing(x):
+        counts_of_rows = local_count if gathers else global_count  # of the result's rows
+        matrices = [torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count)]
+        rows = -1 if isinstance(counts_of_rows, Tensor) else sum(counts_of_rows)
+        return global_rows(x, *matrices, rows, gathers, groups.name_of(group))
+    comm = groups.resolve(group, device_of(x))
+    if comm is None:
+        return None  # type: ignore[return-value]
+    operator, rows_of_x = ("global_gather", "global_count") if gathers else ("global_scatter", "local_count")
+    host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
+    with guard(host, operator):
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+        received = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
+        call = calls.exchange(host, "exchange_counts", received, torch.from_numpy(local), experts.layout(local))
+    call.run()
+    experts.check_received(comm, operator, received.numpy(), global_)
+    if gathers:
+        return all_to_all_v(_transposed(x, global_.T), global_.sum(1), local.sum(1), unit="row", group=comm)
+    return _transposed(all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm), global_)
+
+
+def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
+    return global_rows(grad, *counts, call.x.shape[0], not call.gathers, call.group)
+
+
+@partial(
+    Operator,
+    fake=lambda x, local, received, rows, *others: x.new_empty((known_size(rows), *x.shape[1:])),
+    gradient=_back,
+    saves=("local_count", "global_count"),
+)
+def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
+    """Does `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: known when it runs."""
+    return _moved(x, local_count, global_count, communicator_of(group, x), gathers=gathers)
+
+
+def _transposed(rows: Tensor, counts: Matrix) -> Tensor:
+    order = experts.transposition(counts)
+    return rows if order is None else rows[torch.from_numpy(order).to(rows.device)]
+
+
+class Plan(_core.ArrayPlan):
+    """Does `all_to_all_v` with counts that are given once, without gradients.
+
+    Making a plan talks to no peer, except that the first use of a ProcessGroup is collective. Calling it is collective.
+    A peer may use the function of the same name instead: the two are the same operator. A call is
+    ``plan(input, out=None)``:
+
+    Args:
+        input: Contiguous tensor of the plan's dtype, of ``input_size`` elements, taken flat; more with ``sdispls``.
+        out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
+            in memory. Elements that no region covers keep their value. Left out, a flat tensor of ``output_size``
+            elements is allocated, in shared memory where that moves the data, gaps zero.
+
+    Returns:
+        The output, without gradient.
+
+    Raises:
+        The errors of `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
+    """
+
+    def __init__(
+        self,
+        send_counts: Counts,
+        recv_counts: Counts,
+        dtype: torch.dtype = torch.float32,
+        *,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        group: Group = None,
+        device: str = "cpu",
+    ) -> None:
+        """Takes the arguments of `all_to_all_v`, in elements; ``device`` is the kind of device of the tensors.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call also raises it.
+        """
+        comm = groups.resolve(group, device)
+        if comm is None:
+            raise InvalidParamError(
+                "group is one that this rank is not a member of, expected a group with this rank", id=1422
+            )
+        self._communicator = comm
+        with guard(comm, "all_to_all_v"):
+            self.dtype = dtype
+            self._covers = sdispls is None
+            self.input_size, request = plan_request(comm.size, send_counts, recv_counts, sdispls, rdispls)
+            (self.output_size,), self._gaps, self._layout = request.shape, request.has_gaps, request.layout
+            name = core_name(dtype)
+            plan = request.plan(comm.core, "all_to_all_v", name) if isinstance(comm, Communicator) else None
+            super().__init__(plan, self.input_size, self.output_size, self._covers)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
+            """Exchanges ``input`` and returns the output; for shapes and errors see above."""
+
+    def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
+        """Checks and runs a call on unusual or wrong tensors; the usual ones take a shorter way."""
+        comm = self._communicator
+        with guard(comm, "all_to_all_v"):
+            if timeout is not None:
+                raise TypeError("timeout is given, expected none: set the timeout on the group")
+            self._check_input(input)
+            if out is None:
+                out = calls.new_output(comm, self.output_size, input)
+                if self._gaps:
+                    out.zero_()
+            else:
+                check_output("out", out, self.dtype)
+                check_length("out", out.numel(), self.output_size, False)
+                _core.check_apart(region(out), region(input))
+            call = None if is_watched() else calls.exchange(comm, "all_to_all_v", out, input, self._layout)
+        if call is not None:
+            call.run()
+            return out
+        sends, sdispls, recvs, rdispls = self._layout
+        parameters = Parameters(counts=(sends, recvs, sdispls, rdispls), unit="element")
+        flat = out.view(-1)[: self.output_size], input.view(-1)[: self.input_size]
+        watched.collective(comm, COLLECTIVES["all_to_all_v"], flat[:1], flat[1:], parameters, -1.0, False)
+        return out
+
+    def _check_input(self, input: Tensor) -> None:
+        check_tensor("input", input)
+        if input.dtype != self.dtype:
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13, id=2064)
+        check_contiguous("input", input)
+        check_length("input", input.numel(), self.input_size, self._covers)
+        if input.requires_grad and torch.is_grad_enabled():
+            raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v", id=1423)
