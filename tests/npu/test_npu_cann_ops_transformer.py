@@ -78,6 +78,83 @@ def test_all_of_a_layer_in_one_call(rank: int, size: int, file: str) -> None:
         assert "for Ascend 950 only" in str(caught(lambda: package.ElasticBuffer(world)))
 
 
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of whole numbers to 127, and the scale of each, in float64."""
+    scales = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scales).round(), scales
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["float16", "int8", "int8 with float32 scales", "four bits"])
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks(communicator=False, env=WITH)
+def test_layers_of_every_kind_of_weights(rank: int, size: int, kind: str, masked: bool, file: str) -> None:
+    with group(rank, size, file) as (world, device):
+        package: Any = importlib.import_module("cann_ops_transformer")
+        made = torch.Generator().manual_seed(9)
+        most = 7 if kind == "four bits" else 127
+        codes = [
+            torch.randint(-most, most + 1, shape, generator=made)
+            for shape in ((EXPERTS, HIDDEN, 2 * INNER), (EXPERTS, INNER, HIDDEN))
+        ]
+        columns = [(torch.rand(EXPERTS, matrix.size(-1), generator=made) + 0.5) / (4 * most) for matrix in codes]
+        matrices = [codes.double() * own.double().unsqueeze(1) for codes, own in zip(codes, columns, strict=True)]
+        dtype = torch.float16 if kind == "float16" else torch.bfloat16
+        local = EXPERTS // size
+        own = slice(local * rank, local * (rank + 1))
+        options: dict[str, Any] = {}
+        if kind == "float16":
+            given = [list(matrix[own].to(dtype)) for matrix in matrices]
+            matrices = [matrix.to(dtype).double() for matrix in matrices]
+        else:
+            given = [list(matrix[own].to(torch.int8)) for matrix in codes]
+            if kind == "four bits":  # eight in a number, the first in its lowest bits
+                packed = [(torch.stack(part).int() & 15).unflatten(-1, (-1, 8)) for part in given]
+                given = [
+                    list((part << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32))
+                    for part in packed
+                ]
+                names, biases = ("l1_bias", "l2_bias"), [list(8 * matrix.sum(1)[own].float()) for matrix in matrices]
+                options = {name: [row.to(device) for row in rows] for name, rows in zip(names, biases, strict=True)}
+            scales = [part[own] for part in columns]
+            if "float32" not in kind:
+                scales = [part.view(torch.int32).long() & 0xFFFFFFFF for part in scales]
+                scales = [part.view(torch.uint64) for part in scales]
+            options |= {f"l{i + 1}_weights_sf": [row.to(device) for row in part] for i, part in enumerate(scales)}
+        mode = 0 if kind == "float16" else 2
+        x, ids, weights = _tokens(rank)
+        x = x.to(dtype)
+        mask = torch.tensor([1, 1, 1, 0, 0] if masked else [1] * TOKENS, dtype=torch.int8)
+        wanted = torch.zeros(TOKENS, HIDDEN).double()
+        for token in range(int(mask.sum())):
+            for place, expert in enumerate(ids[token].tolist()):
+                row = x[token : token + 1].double()
+                codes_of, scale = _rounded(row) if mode else (row, torch.ones(1))
+                gate, up = (codes_of @ matrices[0][expert] * scale).chunk(2, -1)
+                inner = gate / (1 + (-gate).exp()) * up
+                codes_of, scale = _rounded(inner) if mode else (inner, torch.ones(1))
+                wanted[token] += weights[token, place] * (codes_of @ matrices[1][expert] * scale)[0]
+        buffer = package.get_symm_buffer_for_mega_moe(
+            world, EXPERTS, TOKENS, K, HIDDEN, INNER, dispatch_quant_mode=mode,
+            dispatch_quant_out_dtype=torch.int8 if mode else None,
+        )  # fmt: skip
+        lists = [[matrix.to(device) for matrix in part] for part in given]
+        tokens = [each.to(device) for each in (x, ids, weights)]
+        if masked:
+            options["x_active_mask"] = mask.to(device)
+        y, numbers = package.mega_moe(*tokens, *lists, buffer, **options)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-2, atol=2e-2 * float(wanted.abs().max()))
+        active = torch.cat([_tokens(other)[1][: int(mask.sum())].flatten() for other in range(size)])
+        assert numbers.tolist() == active.bincount(minlength=EXPERTS)[own].tolist()
+        assert numbers.dtype == torch.int32
+        other = package.get_symm_buffer_for_mega_moe(
+            world, EXPERTS, TOKENS, K, HIDDEN, INNER, dispatch_quant_mode=2 - mode
+        )
+        error = str(caught(lambda: package.mega_moe(*tokens, *lists, other, **options)))
+        assert f"dispatch_quant_mode is {2 - mode}; the emulator expects {mode}, for these weights" in error
+
+
 # Numbers of hifloat8 at the ends of its fields, and what they mean (Huawei's en_dtypes 0.0.4).
 HIFLOAT8 = {
     0x00: 0.0, 0x01: 2.0**-22, 0x07: 2.0**-16, 0x08: 1.0, 0x0F: 1.875, 0x10: 2.0, 0x1F: 0.9375, 0x20: 4.0, 0x2F: 15.0,
