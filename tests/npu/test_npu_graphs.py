@@ -462,7 +462,9 @@ def test_calls_that_a_graph_cannot_have_are_refused_by_name(rank: int, size: int
             assert f"{name} cannot be captured in an NPUGraph" in error, error
             at.all_reduce(y := x.clone())
             assert y.tolist() == [v * size for v in x.tolist()]
-        # A call into HCCL that goes past torch.
+        # A call into HCCL that goes past torch. Where it fails the communicator ends, also for a peer that has not yet
+        # seen the end of the call before.
+        dist.barrier()
         out = torch.empty_like(x)
         raw = Call("all_to_all_v", "float32", ([4, 4], [0, 4], [4, 4], [0, 4]))
         error = str(caught(lambda: capture(lambda: member._launch_exchange(raw, out, x, True))))
