@@ -369,9 +369,8 @@ def npu_triton_ascend(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/npu/test_npu_triton.py", *requirements)
 
 
-@nox.session
-def vllm(session: nox.Session) -> None:
-    """Tokens of tiny models by vLLM with vllm-ascend on emulated NPUs, beside transformers' (docs/emulator.md).
+def install_vllm(session: nox.Session) -> None:
+    """Installs vLLM with vllm-ascend.
 
     vllm-ascend asks for a triton-ascend that PyPI has not; the newest there takes the place of torch's own triton.
     """
@@ -389,7 +388,28 @@ def vllm(session: nox.Session) -> None:
     session.install("--no-deps", "--no-build-isolation", "vllm-ascend==0.23.0.post1")
     steps.uninstall(session, "triton", "triton-ascend")  # they share a folder
     session.install("--no-deps", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0")
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Tokens of tiny models by vLLM with vllm-ascend on emulated NPUs, beside transformers' (docs/emulator.md)."""
+    install_vllm(session)
     steps.framework_tests(session, "tests/vllm")
+
+
+@nox.session
+def vllm_own(session: nox.Session) -> None:
+    """vllm-ascend's own tests that need a device, as they are, on emulated NPUs: prints what passed and failed.
+
+    ``nox -s vllm_own -- FOLDER [PATTERN...]``, where FOLDER is its source distribution, unpacked.
+    """
+    if not session.posargs:
+        session.error("name the folder of vllm-ascend's source distribution: nox -s vllm_own -- FOLDER")
+    install_vllm(session)
+    session.install("--no-deps", "modelscope==1.35.3")
+    session.install("pytest-mock", "pytest-asyncio", "tqdm", "requests", *steps.TEST_TOOLS)
+    env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("python", "tests/vllm/run_own.py", *session.posargs, env=env)
 
 
 @nox.session
