@@ -27,7 +27,7 @@ from alltoallv import (
 )
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
-from alltoallv.mindspore import autograd, counted, device_op, device_quantized, distributed, tensors
+from alltoallv.mindspore import counted, device_op, device_quantized, distributed, front_end, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
@@ -127,11 +127,11 @@ def sums():
     am.all_reduce(largest, "max", async_op=True).wait()
     sizes = [(2 + 2 * comm.rank,)] * 2
     made = (
-        lambda x: autograd.summed(x, comm),
-        lambda x: autograd.apply(x, Reduction(LATE, comm, "reduce_scatter", (6,), (3,), "sum", [3, 3])),
-        lambda x: autograd.ListExchange.apply(comm, sizes, x[:2], x[2:])[1],
-        lambda x: autograd.apply(x, gathering(LATE, comm, (6,), (12,))),
-        lambda x: autograd.Broadcast.apply(x, comm, 1),
+        lambda x: front_end.summed(x, comm),
+        lambda x: front_end.apply(x, Reduction(LATE, comm, "reduce_scatter", (6,), (3,), "sum", [3, 3])),
+        lambda x: front_end.ListExchange.apply(comm, sizes, x[:2], x[2:])[1],
+        lambda x: front_end.apply(x, gathering(LATE, comm, (6,), (12,))),
+        lambda x: front_end.Broadcast.apply(x, comm, 1),
     )
     return total + 0, part + 0, largest + 0, *(ms.grad(lambda x, f=f: (f(x * x) * 3).sum())(x) for f in made)
 

@@ -16,7 +16,7 @@ from alltoallv._calls import subgroups
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
-from alltoallv.mindspore import graph_exchange, graph_op, tensors
+from alltoallv.mindspore import device_op, graph_exchange, tensors
 from alltoallv.mindspore.device_op import ENTRY, Launch, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -88,16 +88,16 @@ assert (complete(target) == by_rank).all()
 print("enqueued, then right", flush=True)
 
 # The operator of graphs, as its kernel calls it.
-number = graph_op.number_of(graph_exchange.Host("element", comm).launch)
+number = device_op.number_of(graph_exchange.Host("element", comm).launch)
 numbers = [(ctypes.c_int64 * len(values))(*values) for values in ([size * COUNT], [*counts, *places])]
 anew = memory(np.full(size * COUNT, -1.0, np.float32))
-in_graph = graph_op.Launch(number, type_to_type_id(mindspore.float32), source.value, None, anew.value)
+in_graph = device_op.GraphLaunch(number, type_to_type_id(mindspore.float32), source.value, None, anew.value)
 in_graph.input_shape = in_graph.output_shape = numbers[0]
 in_graph.send = in_graph.recv = numbers[1]
 in_graph.input_rank, in_graph.output_rank, in_graph.send_size, in_graph.recv_size = 1, 1, 2 * size, 2 * size
 in_graph.stream = stream
 text = ctypes.create_string_buffer(1024)
-assert graph_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) == 0, text.value
+assert device_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) == 0, text.value
 assert (values(anew) == -1).all()
 emulator.set_option("task_delay_us", 100_000)
 assert (complete(anew) == by_rank).all()

@@ -26,7 +26,6 @@ from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore import (
     cells,
     collectives,
-    dimensions,
     exchange,
     graph,
     group,
@@ -37,7 +36,6 @@ from alltoallv.mindspore import (
 )
 from alltoallv.mindspore.cells import *
 from alltoallv.mindspore.collectives import *
-from alltoallv.mindspore.dimensions import *
 from alltoallv.mindspore.dispatcher import MoEDispatcher
 from alltoallv.mindspore.exchange import *
 from alltoallv.mindspore.graph import *
@@ -45,10 +43,9 @@ from alltoallv.mindspore.group import *
 from alltoallv.mindspore.installation import *
 from alltoallv.mindspore.messages import *
 from alltoallv.mindspore.quantized import *
-from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.resharding import *
 from alltoallv.mindspore.tensors import empty
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.work import CommHandle, Received
 
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = (
@@ -64,7 +61,6 @@ for _module in (*_NAMES, *_ATB, *_SHARED):
 __all__ = ["AllToAllVOperation", "CommHandle", "MoEDispatcher", "QuantAllReduceOperation", "Received", "empty"]
 __all__ += cells.__all__
 __all__ += collectives.__all__
-__all__ += dimensions.__all__
 __all__ += exchange.__all__
 __all__ += graph.__all__
 __all__ += group.__all__

@@ -20,9 +20,8 @@ from alltoallv._calls.linear import LeafReduction, Linear, Reduction, Transfer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import counted, device_op, device_quantized, device_reduction
+from alltoallv.mindspore import counted, device_op, device_quantized
 from alltoallv.mindspore.group import on_host
-from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import (
     Place,
     as_input,
@@ -36,7 +35,7 @@ from alltoallv.mindspore.tensors import (
     settle,
     wants_gradient,
 )
-from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.mindspore.work import CommHandle, Done, Received
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.spec import QuantizedReduction
 
@@ -126,11 +125,11 @@ class Tensors(Adapter[Tensor]):
     def _in_tree(self, linear: LeafReduction[Tensor], input: Tensor) -> Tensor:
         counts, comm = even_parts(math.prod(linear.shape_out), linear.communicator.size), linear.communicator
         terms = "sum", counts, linear.shape_in, linear.leaves
-        return device_reduction.reduce_in_order(comm, linear.operator, input, *terms).reshape(linear.shape_out)
+        return device_quantized.reduce_in_order(comm, linear.operator, input, *terms).reshape(linear.shape_out)
 
     def _in_order(self, linear: Reduction[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
         terms = linear.op, linear.counts, linear.shape_in
-        total = device_reduction.reduce_in_order(linear.communicator, linear.operator, input, *terms)
+        total = device_quantized.reduce_in_order(linear.communicator, linear.operator, input, *terms)
         total = total.reshape(linear.shape_out)
         return total if output is None else output.copy_(total)
 

@@ -24,8 +24,17 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE, refuse_timeout
-from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, refuse_gradient, summed
-from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
+from alltoallv.mindspore.front_end import (
+    Broadcast,
+    Gradient,
+    ListExchange,
+    apply,
+    check_async,
+    enter,
+    front_end,
+    refuse_gradient,
+    summed,
+)
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
 from alltoallv.mindspore.work import CommHandle, Done

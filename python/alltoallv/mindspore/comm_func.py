@@ -19,9 +19,8 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.mindspore import distributed as dist
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.autograd import assign
 from alltoallv.mindspore.exchange import all_to_all_v
-from alltoallv.mindspore.front_end import check_async, enter
+from alltoallv.mindspore.front_end import assign, check_async, enter
 from alltoallv.mindspore.tensors import check_tensor, empty
 from alltoallv.mindspore.work import CommHandle
 

@@ -19,8 +19,8 @@ from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_op
-from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import Place, as_input, core_name, target, wants_gradient
+from alltoallv.mindspore.work import Received
 from alltoallv.quantization.requests import exclude as check_excluded
 
 

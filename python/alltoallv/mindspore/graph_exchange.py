@@ -1,4 +1,4 @@
-"""The operator of an exchange in a graph: on CPU a call into Python, on Ascend `alltoallv.mindspore.graph_op`'s.
+"""The operator of an exchange in a graph: on CPU a call into Python, on Ascend `alltoallv.mindspore.device_op`'s.
 
 It is marked as a side effect, so that MindSpore runs the exchanges of a graph in the order of the program, the same on
 every rank, and neither merges nor drops any. Exchanges of gradients run in the reverse order, if the gradient is the
@@ -27,7 +27,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.mindspore import graph_op
+from alltoallv.mindspore import device_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_op import report_loss
 from alltoallv.mindspore.group import Group
@@ -100,7 +100,7 @@ class Host:
                 out[begin : begin + n] += parts[displ : displ + n]
         return out.reshape(shape)
 
-    def launch(self, call: graph_op.Launch) -> None:
+    def launch(self, call: device_op.GraphLaunch) -> None:
         """Exchanges the tensors of a launch on a device; elements of the output outside the regions stay undefined."""
         shape, dtype = call.input_shape[: call.input_rank], DTYPES_BY_NUMBER[call.dtype]
         self.check(np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape))
@@ -208,7 +208,7 @@ class _DeviceExchange(nn.Cell):
 
     def __init__(self, host: Host) -> None:
         super().__init__()
-        self.operator, self.call, self.unit = graph_op.operator(), graph_op.number_of(host.launch), host.unit
+        self.operator, self.call, self.unit = device_op.operator(), device_op.number_of(host.launch), host.unit
         # Primitives: MindSpore loses functions like ops.where that a cell with a gradient of its own calls.
         self.sums, self.ones, self.both, self.any = ops.CumSum(), ops.Ones(), ops.LogicalAnd(), ops.ReduceAny()
         self.select, self.reshape, self.zeros_like = ops.Select(), ops.Reshape(), ops.ZerosLike()
@@ -303,6 +303,6 @@ def make_operator(
         return result
 
     records()  # a new graph comes after gradients that have failed
-    return graph_op.in_order(
+    return device_op.in_order(
         ops.Custom(array, out_shape=checked_shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
     )

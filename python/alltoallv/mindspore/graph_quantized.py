@@ -17,11 +17,10 @@ from alltoallv._calls.counts import even_parts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, ValueOverflowError
-from alltoallv.mindspore import device_quantized, graph_op
+from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_codes import canonical_nan, filled, in_tree
-from alltoallv.mindspore.device_quantized import Moves
-from alltoallv.mindspore.device_reduction import check_added
+from alltoallv.mindspore.device_quantized import Moves, check_added
 from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
@@ -40,20 +39,20 @@ class GraphMoves(Moves):
 
     def __init__(self, comm: Communicator, agree: Callable[[Any], Any], operator: str, digest: int = 0) -> None:
         super().__init__(comm, digest=digest)
-        self.operator, self.nothing = graph_op.operator(), Tensor([0], mindspore.int64)
-        self.begins = graph_op.number_of(lambda call: agree(np.array(call.send[: call.send_size]) / _HALVES))
+        self.operator, self.nothing = device_op.operator(), Tensor([0], mindspore.int64)
+        self.begins = device_op.number_of(lambda call: agree(np.array(call.send[: call.send_size]) / _HALVES))
 
         def number(dtype: Any, sends: Sequence[int], recvs: Sequence[int], operator: str) -> int:
             plan = device_quantized.plan_of(comm, operator, dtype, sends, recvs, digest)
-            return graph_op.number_of(lambda call: plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0))
+            return device_op.number_of(lambda call: plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0))
 
         def refusing(text: str) -> int:
-            def refuse(call: graph_op.Launch) -> None:
+            def refuse(call: device_op.GraphLaunch) -> None:
                 if any(call.send[: call.send_size]):
                     with guard(comm, operator):
                         raise ValueOverflowError(text, id=6003)
 
-            return graph_op.number_of(refuse)
+            return device_op.number_of(refuse)
 
         self.number, self.refusing = constexpr(number), constexpr(refusing)
 
@@ -81,7 +80,7 @@ class ByKernel:
     """
 
     def __init__(self, comm: Communicator, request: QuantizedReduction, shape: Sequence[int], values: Any) -> None:
-        self.operator, self.nothing = graph_op.operator(), Tensor([0], mindspore.int64)
+        self.operator, self.nothing = device_op.operator(), Tensor([0], mindspore.int64)
         self.shape, self.count, self.dtype = tuple(shape), request.count, getattr(mindspore, request.out_dtype)
         self.scales, second = self.nothing, 0
         if request.scale is not None:
@@ -89,7 +88,7 @@ class ByKernel:
             second = request.scale.size * 4
         own, out = (numpy_dtype(getattr(mindspore, name)).itemsize for name in (request.dtype, request.out_dtype))
 
-        def launch(call: graph_op.Launch) -> None:
+        def launch(call: device_op.GraphLaunch) -> None:
             current = request if values is None else values(np.array(call.send[: call.send_size]) / _HALVES)
             regions = [(call.output or 0, request.count * out), (call.input or 0, request.count * own)]
             if second:
@@ -97,7 +96,7 @@ class ByKernel:
                 regions += [(first, second), (first + second, 4)]
             device_quantized.launch_kernel(requests.plan(comm, current), regions, call.stream or 0)
 
-        self.number = graph_op.number_of(launch)
+        self.number = device_op.number_of(launch)
 
     def run(self, x: Tensor, error: Any = None, again: Any = None, scale: Any = None, offset: Any = None) -> Tensor:
         """Returns the flat result."""
@@ -254,15 +253,15 @@ def shaped(shape: Sequence[int], dtype: Any, caller: Caller) -> Any:
 
 def summing(group: Any, op: str) -> Callable[..., Any]:
     """Returns the function ``(dout, x)`` of a graph on Ascend that adds or averages ``dout`` over the ranks."""
-    operator, nothing = graph_op.operator(), Tensor([0], mindspore.int64)
+    operator, nothing = device_op.operator(), Tensor([0], mindspore.int64)
 
-    def launch(call: graph_op.Launch) -> None:
+    def launch(call: device_op.GraphLaunch) -> None:
         comm = groups.resolve(group)
         shape, name = call.input_shape[: call.input_rank], core_name(DTYPES_BY_NUMBER[call.dtype])
         places = call.input or 0, call.output or 0, even_parts(math.prod(shape), comm.size)
         comm.core.reduce("all_reduce", name, "sum", *places, -1.0, call.stream or 0, shape=shape)
 
-    number, share = graph_op.number_of(launch), groups.resolve(group).size if op == "avg" else 1
+    number, share = device_op.number_of(launch), groups.resolve(group).size if op == "avg" else 1
 
     def back(dout: Tensor, x: Tensor) -> Tensor:
         return operator(dout, nothing, nothing, dout, nothing, number, 0) / share

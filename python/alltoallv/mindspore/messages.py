@@ -15,8 +15,7 @@ from mindspore import Tensor
 from alltoallv._calls import messages
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
-from alltoallv.mindspore.autograd import refuse_gradient
-from alltoallv.mindspore.front_end import enter, front_end
+from alltoallv.mindspore.front_end import enter, front_end, refuse_gradient
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import core_name, in_queue
 from alltoallv.mindspore.work import CommHandle

@@ -1,4 +1,6 @@
-"""Moves tensors between layouts over the ranks; see `alltoallv.mindspore` for what all functions have in common."""
+"""Moves tensors between layouts over the ranks, and exchanges one dimension for another; see `alltoallv.mindspore` for
+what all functions have in common.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,19 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.parallel import Layout as OwnLayout
 
+from alltoallv._calls.dimensions import Sizes
 from alltoallv._calls.layouts import Layout, read_layout
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.mindspore.adapter import ADAPTER
-from alltoallv.mindspore.autograd import apply
-from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.front_end import apply, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import in_queue, wants_gradient
 from alltoallv.quantization.spec import Format, Quantization, traveling
 
-__all__ = ["ReshardPlan", "reshard", "reshard_state"]
+__all__ = ["ReshardPlan", "all_to_all_nd", "heads_to_sequence", "reshard", "reshard_state", "sequence_to_heads"]
+
 
 _AUTOGRAD = Autograd(wants_gradient, apply)
 
@@ -204,3 +207,118 @@ def _layout(name: str, value: Any, size: int) -> Layout:
     order = [*used, *(along for along in range(len(dims)) if along not in used)]
     placements = [dim for _, dim in divided] + [None] * (len(dims) - len(used))
     return read_layout(name, (np.reshape(ranks, dims).transpose(order), placements), size)
+
+
+def all_to_all_nd(
+    input: Tensor,
+    scatter_dim: int,
+    gather_dim: int,
+    group: Group = None,
+    *,
+    scatter_sizes: Sizes = None,
+    gather_sizes: Sizes = None,
+    out: Tensor | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Exchanges one dimension of a tensor for another: ranks that have parts of the one get parts of the other.
+
+    For every rank r:
+
+        out_r = concatenate(over j, along gather_dim, split(input_j, scatter_sizes, along scatter_dim)[r])
+
+    What goes to a rank is copied from where it lies in the input to where it belongs in the output: nothing is permuted
+    before or after. On Ascend HCCL moves the parts in one piece each: there they are copied
+    before and after.
+
+    Args:
+        input: At least 2 dimensions, any dense dtype; equal on all ranks but for dimension ``gather_dim``.
+            Copied first if it is not contiguous.
+        scatter_dim, gather_dim: Two dimensions, the same on all ranks; below 0 they count from the last.
+        group: A group's name, a `Communicator`, or None for all ranks.
+        scatter_sizes: The lengths along ``scatter_dim`` that every rank gets, one per rank, or their sum. Default, and
+            for a sum: ceil(n / W) each, the last ones smaller or empty, as `reshard` and DTensor divide.
+        gather_sizes: The lengths along ``gather_dim`` that the ranks have, one per rank, or their sum, divided in the
+            same way. Default: all have as much as this one.
+        out: Where to receive: contiguous, of the result's shape and the input's dtype, apart from it in memory.
+        async_op: Return ``(output, handle)`` at once.
+
+    Returns:
+        ``out`` if given, else a new tensor: the shape of ``input`` with ``scatter_sizes[r]`` and ``sum(gather_sizes)``
+        along the two dimensions. Differentiable in PyNative mode, to any order.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
+        PeerMismatchError: two ranks disagree about dimensions, sizes or dtype; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    return front_end.all_to_all_nd(input, scatter_dim, gather_dim, group, scatter_sizes, gather_sizes, out, async_op)
+
+
+def sequence_to_heads(
+    input: Tensor,
+    group: Group = None,
+    *,
+    sequence: Sizes = None,
+    heads: Sizes = None,
+    sequence_dim: int = 1,
+    heads_dim: int = 2,
+    out: Tensor | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Exchanges a part of the sequence with all heads for the whole sequence with a part of the heads.
+
+    It is what attention needs whose tensors are divided along the sequence (Ulysses): `all_to_all_nd` with
+    ``scatter_dim=heads_dim`` and ``gather_dim=sequence_dim``. `heads_to_sequence` brings the result back.
+
+    Args:
+        input: In the default order ``[batch, part of the sequence, heads, ...]``.
+        group: A group's name, a `Communicator`, or None for all ranks.
+        sequence: The lengths of the ranks' parts, one per rank, or their sum. Default: all are as long as this one.
+        heads: How many heads every rank gets, one per rank, or their sum. Default: ceil(heads / W), the last ones fewer
+            or none.
+        sequence_dim, heads_dim: The two dimensions.
+        out, async_op: See `all_to_all_nd`.
+
+    Returns:
+        ``[batch, sequence, part of the heads, ...]``, as `all_to_all_nd`.
+
+    Raises:
+        AllToAllVError: as `all_to_all_nd`.
+    """
+    sizes = {"scatter_sizes": heads, "gather_sizes": sequence}
+    return all_to_all_nd(input, heads_dim, sequence_dim, group, out=out, async_op=async_op, **sizes)
+
+
+def heads_to_sequence(
+    input: Tensor,
+    group: Group = None,
+    *,
+    sequence: Sizes = None,
+    heads: Sizes = None,
+    sequence_dim: int = 1,
+    heads_dim: int = 2,
+    out: Tensor | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Exchanges the whole sequence with a part of the heads for a part of the sequence with all heads.
+
+    See `sequence_to_heads`, whose transpose it is.
+
+    Args:
+        input: In the default order ``[batch, sequence, part of the heads, ...]``.
+        group: A group's name, a `Communicator`, or None for all ranks.
+        sequence: The lengths of the ranks' parts, one per rank, or their sum. Default: ceil(n / W), the last ones
+            shorter or empty.
+        heads: How many heads the ranks have, one per rank, or their sum. Default: all have as many as this one.
+        sequence_dim, heads_dim: The two dimensions.
+        out, async_op: See `all_to_all_nd`.
+
+    Returns:
+        ``[batch, part of the sequence, heads, ...]``, as `all_to_all_nd`.
+
+    Raises:
+        AllToAllVError: as `all_to_all_nd`.
+    """
+    sizes = {"scatter_sizes": sequence, "gather_sizes": heads}
+    return all_to_all_nd(input, sequence_dim, heads_dim, group, out=out, async_op=async_op, **sizes)

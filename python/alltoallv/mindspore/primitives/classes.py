@@ -20,8 +20,7 @@ from mindspore.ops.operations import _grad_ops, comm_ops
 
 from alltoallv._calls.guard import guard
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.autograd import refuse_gradient
-from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.front_end import enter, refuse_gradient
 from alltoallv.mindspore.group import WORLD as _NAMES
 from alltoallv.mindspore.primitives import kernels
 from alltoallv.mindspore.primitives.rules import RULES, plan
