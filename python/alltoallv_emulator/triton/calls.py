@@ -334,4 +334,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "tt.join": lambda launch, form, a, b: np.stack([a, b], -1),
     "tt.cat": lambda launch, form, a, b: np.concatenate([a, b]),
     "tt.gather": lambda launch, form, source, index: np.take_along_axis(source, index, form.number("axis")),
+    # Of triton-ascend: along the last dimension.
+    "tt.sort": lambda launch, form, value: np.sort(value)[..., :: -1 if "true" in form.op.text else 1],
 }
