@@ -155,6 +155,6 @@ def test_objects_to_one_rank_and_waits(comm: Communicator) -> None:
     ap.scatter(out, paddle.arange(4.0), 1, comm)
     assert out.tolist() == [2.0 * comm.rank, 2.0 * comm.rank + 1]
     with pytest.raises(
-        InvalidTensorError, match="tensor_list has shape \\[3\\], expected dimension 0 to be a multiple of 2"
+        InvalidTensorError, match=r"tensor_list has shape \(3,\), expected dimension 0 to be a multiple of 2"
     ):
         ap.scatter(out, paddle.arange(3.0), 1, comm)
