@@ -30,7 +30,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import ancestry
 from alltoallv.launch.ancestry import Setter, pid_namespace, process_id
@@ -119,7 +118,9 @@ def _compare(env: Environ, kind: _Kind, launch: Launch, other: _Kind, by: Setter
 
 def _rank_and_size(env: Environ, rank_name: str, size_name: str) -> tuple[int, int]:
     rank, size = required(env, rank_name), required(env, size_name)
-    _core.checked_least(size_name, size, 1)
+    least = 1
+    if size < least:
+        raise InvalidParamError(f"{size_name} is {size}, expected at least {least}", id=1079)
     if rank >= size:
         raise InvalidParamError(
             f"{rank_name} is {env[rank_name]!r}, expected less than {size_name}, which is {size}", id=1248
