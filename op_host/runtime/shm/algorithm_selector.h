@@ -26,9 +26,6 @@ class AlgorithmSelector {
         bool timed = false;  // its time is to be noted
     };
 
-    /// `worth_it`: what the unexpected way may take, of the expected one's time.
-    explicit AlgorithmSelector(double worth_it = 0.9) : worth_it_(worth_it) {}
-
     /// Returns the way to take for this number of bytes in the operator of this number: the expected one, unless the
     /// other is known to be quicker.
     Choice choose(size_t bytes, uint64_t number, Way expected = usual) {
@@ -36,7 +33,7 @@ class AlgorithmSelector {
         const double times[] = {record.best(usual), record.best(other)};
         const Way unexpected = expected == usual ? other : usual;
         const bool known = std::max(times[usual], times[other]) < unknown;
-        const Way best = known && times[unexpected] < worth_it_ * times[expected] ? unexpected : expected;
+        const Way best = known && times[unexpected] < worth_it * times[expected] ? unexpected : expected;
         const uint64_t place = place_of(number);
         if (place >= 2 * trial) return {best, false};
         // The expected way comes first, in caches that it has filled itself.
@@ -54,6 +51,7 @@ class AlgorithmSelector {
     }
 
   private:
+    static constexpr double worth_it = 0.9;  // what the unexpected way may take, of the expected one's time
     static constexpr double unknown = std::numeric_limits<double>::infinity();
     static constexpr uint64_t trial = 3;     // operators in a row by each way
     static constexpr uint64_t period = 256;  // operators from one trial to the next
@@ -78,7 +76,6 @@ class AlgorithmSelector {
     }
     Record& of(size_t bytes) { return by_size_[static_cast<size_t>(std::bit_width(bytes))]; }
 
-    double worth_it_;
     std::array<Record, std::numeric_limits<size_t>::digits + 1> by_size_;
 };
 

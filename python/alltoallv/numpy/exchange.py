@@ -155,7 +155,7 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = resolve(group)
-    result = _core.all_to_all_v(
+    result = _core.all_to_all_v(  # here, not by front_end.all_to_all_v: a frame is 5 % of a small call
         comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
     )
     if result is not None:
