@@ -138,7 +138,9 @@ def condense_row(row: report.Row) -> dict[str, Any]:
         if row["collective"] not in COLLECTIVES:  # several calls of one size
             keys = ("np", "collective", "nbytes")
         figures = {"GB/s": row["algbw"], "us": ours["median_us"], "min": ours["min_us"], "max": ours["max_us"]}
-        figures |= {name: times["median_us"] for name, times in row["times"].items() if name != "ours"}
+        others = {name: times for name, times in row["times"].items() if name != "ours"}
+        figures |= {name: times["median_us"] for name, times in others.items()}
+        figures |= {f"{name}/us": times["ratio"] for name, times in others.items()}
     return {key: row[key] for key in keys} | {name: round(figure, 7) for name, figure in figures.items()}
 
 

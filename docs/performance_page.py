@@ -2,8 +2,8 @@
 
 The file has the machine, the versions of what took part, and the runs by name. A run has the command that made it; the
 date; the load average at its end; and ``rows``, one a line, under ``columns``: of kernels GB/s, of all others ``us``,
-``min`` and ``max`` of ours and the medians of the other competitors, in microseconds, null where one is missing
-(``failed`` explains why).
+``min`` and ``max`` of ours and the medians of the other competitors, in microseconds, and of what takes turns with ours
+how many times as long it takes in the same round (``mpich/us``), null where one is missing (``failed`` explains why).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def rows(figures: Figures, name: str) -> list[Row]:
 
 def best(row: Row, names: tuple[str, ...]) -> tuple[float, str]:
     """How many times ours the quickest of several competitors takes, and its name; infinite with none of them."""
-    return min(((row[name] / row["us"], name) for name in names if name in row), default=(float("inf"), "-"))
+    return min(((row[f"{name}/us"], name) for name in names if name in row), default=(float("inf"), "-"))
 
 
 def limit(row: Row) -> float | None:
@@ -366,8 +366,9 @@ INTRODUCTION = """\
 This page compares alltoallv on one host with the best of three MPIs, gloo and MindSpore, and with a limit: a copy of
 the same bytes within each rank, plain or with streaming stores, whichever is quicker. The goals are to be at least as
 fast as the best MPI and to reach 0.9 of a copy's speed; [the last section](#what-falls-short) lists what misses them,
-and why. All libraries of a table were measured in turns in one run, so compare the ratios; a run with a wrong result
-is not kept.
+and why. All libraries of a table were measured in turns in one run, so compare the ratios: each is the median of what
+the rounds of turns show, in several jobs one after the other where the command has `--jobs`, because memory lies
+elsewhere in each. A run with a wrong result is not kept.
 """
 PICTURE = "![By way: microseconds of a call over the bytes of a rank; the best peer, a copy.](performance.png)"
 

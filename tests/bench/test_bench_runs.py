@@ -21,7 +21,7 @@ from alltoallv_tools.bench import rank as bench_rank
 from alltoallv_tools.bench.cases import VARIANTS, WAYS, Case
 from alltoallv_tools.bench.competitors import Prepared
 from alltoallv_tools.bench.jobs import Job, LibraryError
-from alltoallv_tools.bench.rounds import measure
+from alltoallv_tools.bench.rounds import Blocks, Found, measure, row_of
 from alltoallv_tools.cli import main as cli
 
 COMMAND = [*ALLTOALLV, "bench"]
@@ -60,7 +60,7 @@ def test_table_and_json(collective: str, tmp_path: Path) -> None:
     assert table[0][:7] == ["np", "size(B)", "count", "type", "time", "min", "max"]
     assert [(row[0], row[1]) for row in table[1:]] == [(n, b) for n in ("1", "2") for b in ("0", "1024", "65536")]
     document = json.loads(path.read_text())
-    assert document["schema"] == 3
+    assert document["schema"] == 4
     assert document["complete"]
     assert document["argv"] == [collective, *arguments[:4], "--peers", "", "--seconds", "0.05"]
     assert document["machine"]["cpus"] == len(os.sched_getaffinity(0))
@@ -254,16 +254,48 @@ class Scripted(Job):
 
 
 @pytest.mark.parametrize("fails", ["prepare", "run", "check"])
-def test_a_party_that_fails_is_taken_out_and_the_others_are_kept(fails: str) -> None:
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_a_party_that_fails_is_taken_out_and_the_others_are_kept(fails: str, earlier: int) -> None:
+    case, columns, found = Case("alltoallv", 1 << 20), {"ours": ("ours", "copy"), "mpich": ("mpich",)}, Found()
+    for _ in range(earlier):
+        sound: dict[str, Job] = {"ours": Scripted("ours"), "mpich": Scripted("mpich")}
+        assert measure(sound, case, 0, columns, found) == {}
     jobs: dict[str, Job] = {"ours": Scripted("ours"), "mpich": Scripted("mpich", fails)}
-    row = measure(jobs, Case("alltoallv", 1 << 20), 0, {"ours": ("ours", "copy"), "mpich": ("mpich",)})
+    failed = measure(jobs, case, 0, columns, found)
     assert list(jobs) == ["ours"]
-    assert row["failed"] == {"mpich": f"mpich: {fails}"}
+    assert failed == {"mpich": f"mpich: {fails}"}
+    row = row_of(case, 2, found, failed)
+    assert row["failed"] == failed
+    assert row["times"]["ours"]["blocks"] == 5 * (1 + earlier)
     assert set(row["times"]) == {"ours", "copy"}
     assert row["times"]["ours"]["median_us"] == pytest.approx(2)
     assert row["times"]["ours"]["calls"] == 10_000 * row["times"]["ours"]["blocks"]  # 20 ms each
     assert row["times"]["ours"]["wrong"] == 2
     assert row["algbw"] == pytest.approx((1 << 20) / 2e-6 / 1e9)
+
+
+def test_a_ratio_is_of_the_same_rounds_and_a_competitor_of_some_jobs_has_none() -> None:
+    found = {
+        "ours": Blocks([1e-6, 10e-6, 1e-6], 3),
+        "mpich": Blocks([2e-6, 20e-6, 3e-6], 3),  # the machine was slow in the second round
+        "late": Blocks([1e-6], 1),
+    }
+    row = row_of(Case("alltoallv", 1024), 2, found, {})
+    assert set(row["times"]) == {"ours", "mpich"}
+    assert row["times"]["mpich"]["ratio"] == pytest.approx(2)
+    assert row["times"]["mpich"]["median_us"] == pytest.approx(3)
+
+
+def test_several_jobs_add_their_blocks_to_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    once = measured(tmp_path, *QUICK, "--bytes", "1K,1K", "--iters", "100")["rows"]
+    done = alltoallv("bench", *QUICK, "--bytes", "1K,1K", "--iters", "100", "--jobs", "3", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([line for line in done.stdout.splitlines() if line and not line.startswith("#")]) == 3
+    rows = json.loads(path.read_text())["rows"]
+    for row in rows:
+        check_row(row, {"ours", "copy", "copy-nt"})
+    assert [row["times"]["ours"]["blocks"] for row in rows] == [3 * row["times"]["ours"]["blocks"] for row in once]
 
 
 def test_interrupt_ends_every_process_and_keeps_what_was_measured(tmp_path: Path) -> None:

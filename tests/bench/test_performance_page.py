@@ -18,7 +18,10 @@ from alltoallv_tools.bench.jobs import Jobs
 
 def row(size: int, nbytes: int, times: dict[str, float]) -> dict[str, Any]:
     """As `bench --json` has it."""
-    figures = {name: {"median_us": us, "min_us": us, "max_us": us, "wrong": 0} for name, us in times.items()}
+    figures = {
+        name: {"median_us": us, "min_us": us, "max_us": us, "ratio": us / times["ours"], "wrong": 0}
+        for name, us in times.items()
+    }
     kind = {"collective": "alltoallv", "pattern": "uniform"}
     return {"np": size, "nbytes": nbytes, **kind, "algbw": 1.0, "times": figures, "failed": {}}
 

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alltoallv_tools.bench.cases import Case, bus_factor, moved_bytes
@@ -20,8 +20,20 @@ MAX_CALLS = 20_000
 
 
 @dataclass
+class Blocks:
+    """What a competitor of a case has shown so far, in all jobs: seconds per call of its blocks, in order."""
+
+    samples: list[float] = field(default_factory=list)
+    calls: int = 0
+    wrong: int = 0
+
+
+Found = dict[str, Blocks]
+
+
+@dataclass
 class Entry:
-    """A competitor of a case, with its samples."""
+    """A competitor of a case in one job."""
 
     job: Job
     name: str
@@ -68,24 +80,24 @@ class Effort:
 
 
 def measure(
-    jobs: dict[str, Job], case: Case, effort: Effort | float, columns: dict[str, tuple[str, ...]]
-) -> dict[str, Any]:
+    jobs: dict[str, Job], case: Case, effort: Effort | float, columns: dict[str, tuple[str, ...]], found: Found
+) -> dict[str, str]:
     """Measures all competitors of all jobs.
 
     Args:
-        jobs: the libraries that take part; one that fails is removed, and ``failed`` in the row gives its reason.
+        jobs: the libraries that take part; one that fails is removed.
         case: what is measured.
         effort: how long to go on after the first few rounds; a number is in seconds.
         columns: the competitors of each library.
+        found: by competitor what earlier jobs have shown of the case, to which these blocks are added; without those
+            of a library that fails.
 
     Returns:
-        A row of the schema in docs/bench.md.
+        Why libraries failed.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
     failed: dict[str, str] = {}
     entries: list[Entry] = []
-    times: dict[str, dict[str, Any]] = {}
-    size = next(iter(jobs.values())).size
 
     @contextlib.contextmanager
     def taking_out(library: str) -> Iterator[None]:
@@ -94,6 +106,8 @@ def measure(
         except LibraryError as error:
             failed[library] = str(error)
             del jobs[library]
+            for name in columns[library]:
+                found.pop(name, None)
             entries[:] = [entry for entry in entries if entry.job.library != library]
 
     for library, job in list(jobs.items()):
@@ -111,12 +125,23 @@ def measure(
         rounds += 1
     for library in list(jobs):
         with taking_out(library):
-            times |= {entry.name: _statistics(entry) for entry in entries if entry.job.library == library}
-    row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
-    if "ours" in times:
-        row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond / 1000 = GB/s
-        row["busbw"] = row["algbw"] * bus_factor(case.collective, size)
-    return row
+            for entry in [entry for entry in entries if entry.job.library == library]:
+                wrong = sum(reply["wrong"] for reply in entry.job.ask(do="check", competitor=entry.name))
+                blocks = found.setdefault(entry.name, Blocks())
+                blocks.samples += entry.samples
+                blocks.calls += len(entry.samples) * entry.calls
+                blocks.wrong = max(blocks.wrong, entry.wrong, wrong)
+    return failed
+
+
+def row_of(case: Case, size: int, found: Found, failed: dict[str, str]) -> dict[str, Any]:
+    """Returns a row of the schema in docs/bench.md, of those that took part in every round."""
+    ours = found["ours"].samples
+    times = {name: _statistics(blocks, ours) for name, blocks in found.items() if len(blocks.samples) == len(ours)}
+    median = times["ours"]["median_us"]
+    algbw = moved_bytes(case, size) / median / 1e3  # bytes per microsecond / 1000 = GB/s
+    speeds = {"algbw": algbw, "busbw": algbw * bus_factor(case.collective, size)}
+    return {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed, **speeds}
 
 
 def _prepare(job: Job, name: str, case: Case) -> Entry:
@@ -135,16 +160,23 @@ def _block(seconds: float) -> tuple[int, int]:
     return min(MAX_CALLS, max(1, int(BLOCK_SECONDS / seconds))), min(MAX_CALLS, int(WARM_SECONDS / seconds))
 
 
-def _statistics(entry: Entry) -> dict[str, Any]:
-    """Returns statistics over the blocks, in microseconds per call."""
-    wrong = max(entry.wrong, sum(reply["wrong"] for reply in entry.job.ask(do="check", competitor=entry.name)))
-    us = sorted(1e6 * sample for sample in entry.samples)
+def _statistics(blocks: Blocks, ours: list[float]) -> dict[str, Any]:
+    """Returns statistics over the blocks: microseconds per call, and how many times ours they take in the same round.
+
+    A slow spell meets both sides of a round's ratio. A block can be below zero where the work between calls is taken
+    off.
+    """
+    us = sorted(1e6 * sample for sample in blocks.samples)
+    pairs = zip(blocks.samples, ours, strict=True)
+    median = statistics.median(us)
+    usual = median / max(1e6 * statistics.median(ours), 1e-6)
     return {
-        "median_us": statistics.median(us),
+        "median_us": median,
         "min_us": us[0],
         "p90_us": us[min(len(us) - 1, int(len(us) * 0.9))],
         "max_us": us[-1],
+        "ratio": statistics.median([theirs / mine for theirs, mine in pairs if min(theirs, mine) > 0] or [usual]),
         "blocks": len(us),
-        "calls": len(us) * entry.calls,
-        "wrong": wrong,
+        "calls": blocks.calls,
+        "wrong": blocks.wrong,
     }

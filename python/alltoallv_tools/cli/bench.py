@@ -31,7 +31,7 @@ from alltoallv_tools.bench.cases import (
 from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError, environment_of
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
-from alltoallv_tools.bench.rounds import Effort, measure
+from alltoallv_tools.bench.rounds import Effort, Found, measure, row_of
 from alltoallv_tools.cli.job import reason_against
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
@@ -75,6 +75,9 @@ _OPTIONS = {
     "formats": _Option(("quantized",), "more formats, such as fp8_e4m3,mxfp8"),
     "ways": _Option(("alltoallv",), "fixed data paths beside the chosen one", {"action": "store_true"}),
     "peers": _Option(_PAYLOADS, f"comma-separated, of {', '.join(PEERS)} (default: those whose environment exists)"),
+    "jobs": _Option(
+        COLLECTIVES, "jobs in which a line is measured, one after the other (default: 1)", {"type": numbers.count}
+    ),
     "no-bind": _Option(_JOBS, "do not give each rank a processor of its own", {"action": "store_true"}),
     "iters": _Option(_JOBS, "measure this many calls instead of --seconds", {"type": numbers.count}),
     "warmup": _Option(_JOBS, "calls before each block of measured ones (default: for 5 ms)", {"type": numbers.count}),
@@ -158,7 +161,7 @@ def main(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted; all processes have been ended", file=sys.stderr)
         interrupted = True
-    complete = len(rows) == expected
+    complete = len(rows) == expected and not interrupted
     if args.json:
         settings = {"collective": args.collective, "argv": arguments_of(args), "complete": complete}
         if args.collective in _JOBS:
@@ -282,7 +285,9 @@ def _run(
     names = [name for library in [*peers, "ours"] for name in contenders_of(library, cases[0], api) if name != "ours"]
     table: ModuleType = backend if args.collective == "backend" else report
     print(table.header(_about(cases[0], api), names))
-    bar = report.Progress(len(sizes) * len(cases))
+    repeats = args.jobs or 1
+    effort = Effort(args.seconds / repeats, args.iters, args.warmup)
+    bar = report.Progress(len(sizes) * len(cases) * repeats)
 
     def say(text: str) -> None:
         bar.clear()
@@ -290,26 +295,34 @@ def _run(
 
     with Jobs(api, bind=not args.no_bind, say=say) as jobs:
         for size in sizes:
-            bar.step(f"starting {size} ranks of each", done=False)
-            running = _start(jobs, libraries, size, say)
-            if "ours" not in running:
-                break
-            for case in cases:
-                bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
-                before = dict(running)
-                columns = {library: contenders_of(library, case, api) for library in libraries}
-                row = measure(running, case, Effort(args.seconds, args.iters, args.warmup), columns)
-                for library, reason in row["failed"].items():
-                    say(reason)
-                    jobs.stop(before[library])
+            able, first = libraries, len(rows)
+            found: list[Found] = [{} for _ in cases]
+            failed: list[dict[str, str]] = [{} for _ in cases]
+            for repeat in range(1, repeats + 1):
+                bar.step(f"starting {size} ranks of each", done=False)
+                running = _start(jobs, able, size, say)
                 if "ours" not in running:
-                    break
-                rows.append(row)
-                bar.clear()
-                print(table.line(row, names), flush=True)
-                bar.step(f"{size} ranks, {case.nbytes} bytes")
-            for job in running.values():
-                jobs.stop(job)
+                    return
+                for place, case in enumerate(cases):
+                    bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
+                    before = dict(running)
+                    columns = {library: contenders_of(library, case, api) for library in libraries}
+                    reasons = measure(running, case, effort, columns, found[place])
+                    failed[place] |= reasons
+                    for library, reason in reasons.items():
+                        say(reason)
+                        jobs.stop(before[library])
+                    if "ours" not in running:
+                        break
+                    row = row_of(case, size, found[place], failed[place])
+                    rows[first + place : first + place + 1] = [row]
+                    if repeat == repeats:
+                        bar.clear()
+                        print(table.line(row, names), flush=True)
+                    bar.step(f"{size} ranks, {case.nbytes} bytes")
+                able = list(running)
+                for job in running.values():
+                    jobs.stop(job)
     bar.clear()
 
 
