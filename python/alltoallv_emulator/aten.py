@@ -93,7 +93,34 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return _div_(on_host(operator))
     if name in ("histc", "histc.out"):
         return on_host(operator, _histc)
-    return on_host(operator) if kernels else None
+    if name in ("linalg_qr", "linalg_qr.out"):
+        return on_host(operator, _qr)
+    if not kernels:
+        return None
+    return on_host(operator, _of_scalars(operator) if _loses_scalars(operator) else None)
+
+
+def _loses_scalars(operator: Any) -> bool:
+    """Returns whether an overload for scalars hands them on to this one, which cannot take them as numbers.
+
+    It hands them on as tensors, of which torch makes numbers again for an operator in Python.
+    """
+    base = operator._schema.name.partition("::")[2]
+    if torch._C._should_allow_numbers_as_tensors(base):
+        return False
+    return any("scalar" in name.lower() for name in getattr(torch.ops.aten, base).overloads())
+
+
+def _of_scalars(operator: Any) -> Callable[..., Any]:
+    """Runs an operator, or its overload for scalars where there is a number for a tensor."""
+    every = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
+    tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        fits = all(isinstance(value, torch.Tensor) for value, tensor in zip(args, tensors, strict=False) if tensor)
+        return (operator if fits else every)(*args, **kwargs)
+
+    return run
 
 
 def _like_cpu(name: str) -> Callable[..., Any]:
@@ -130,6 +157,16 @@ def _histc(
     places = ((inside - low) * bins).div(high - low, rounding_mode="floor").clamp(max=bins - 1)
     counts = places.bincount(minlength=bins).to(tensor.dtype)
     return counts if out is None else out.resize_(counts.size()).copy_(counts)
+
+
+def _qr(matrix: torch.Tensor, mode: str = "reduced", **outs: torch.Tensor) -> Any:
+    """Decomposes float16 too, as NPUs do: in float32, rounded at the end. The CPU refuses it."""
+    if matrix.dtype != torch.float16:
+        return torch.linalg.qr(matrix, mode, out=tuple(outs.values()) or None)
+    results = [part.half() for part in torch.linalg.qr(matrix.float(), mode)]
+    for out, part in zip(outs.values(), results, strict=False):
+        out.resize_(part.size()).copy_(part)
+    return tuple(outs.values()) or tuple(results)
 
 
 def _to_copy(operator: Any) -> Callable[..., Any]:

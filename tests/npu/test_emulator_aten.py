@@ -60,9 +60,29 @@ def cases() -> dict[str, Case]:
             torch.mm(x, y.t(), out=torch.empty(6, 6, device=x.device)),
             torch.sort(x, out=(torch.empty(0, device=x.device), torch.empty(0, dtype=torch.long, device=x.device))),
         ),
+        "scalars for tensors": lambda x, y, i: (
+            1 << i, 64 >> i, 6 & i, 8 | i, 5 ^ i, 7 % (i + 1), 2**x, torch.bitwise_left_shift(i, 2),
+            torch.bitwise_right_shift(i, 1), torch.bitwise_or(i, 8), torch.xlogy(2, x.abs()), torch.copysign(x, -1.0),
+            torch.special.zeta(2.0, x.abs() + 1), torch.special.xlog1py(2.0, y.abs()), torch.float_power(2, x),
+            torch.where(x > 0, 1.0, x), torch.bitwise_left_shift(i, 1, out=torch.empty_like(i)),
+        ),
         "lists": lambda x, y, i: (torch._foreach_add([x, y], 1.0), torch.stack([x, y]).unbind(), x.split(2)),
         "items": lambda x, y, i: (x.sum().item(), x.tolist(), bool((x == x).all()), x.numel(), len(x)),
     }  # fmt: skip
+
+
+@on_ranks(1, communicator=False)
+def test_qr_of_float16(rank: int, size: int) -> None:
+    """Which NPUs have, and the CPU has not."""
+    device, matrix = use_device(rank), inputs("cpu")[0].half()
+    for mode in ("reduced", "complete", "r"):
+        expected = [part.half() for part in torch.linalg.qr(matrix.float(), mode)]
+        results = torch.linalg.qr(matrix.to(device), mode)
+        outs = tuple(torch.empty(0, dtype=torch.float16, device=device) for _ in range(2))
+        torch.linalg.qr(matrix.to(device), mode, out=outs)
+        for result, out, part in zip(results, outs, expected, strict=True):
+            assert torch.equal(result.cpu(), part)
+            assert torch.equal(out.cpu(), part)
 
 
 def inputs(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
