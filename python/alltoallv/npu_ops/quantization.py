@@ -8,6 +8,7 @@ from torch import Tensor
 from alltoallv.npu_ops.layers import swish_of_first
 from alltoallv.npu_ops.matmuls import dequantize, ends_of, pack, product, product_of_four_bits, to_int8
 from alltoallv.npu_ops.microscaling import (
+    E2M1,
     Blocks,
     Element,
     element_of,
@@ -102,6 +103,45 @@ def quantize(
     if zero_points is not None:
         scaled = scaled + along_axis(zero_points)
     return _to_integers(scaled, dtype_of(dtype, torch.int8, "dtype"))
+
+
+@operator("npu_kronecker_quant")
+def kronecker_quant(
+    x: Tensor,
+    kronecker_p1: Tensor,
+    kronecker_p2: Tensor,
+    clip_ratio: float | None,
+    dst_dtype: int | None,
+    dst_type_max: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Multiplies each matrix of x [k, m, n] by p1 [m, m] from the left and by p2 [n, n] from the right, and quantizes.
+
+    To four bits, eight in an int32, with a scale for each matrix: its largest size is 7 / ``clip_ratio`` of them, and
+    what is beyond becomes 7 or -8. Or to float4_e2m1fn_x2 in blocks of 32 of each flat matrix, where the formula has no
+    ``clip_ratio``, and where a p2 of no elements is left out.
+    """
+    halves = (torch.float16, torch.bfloat16)
+    expect(x.dim() == 3 and x.numel() > 0 and x.dtype in halves, "x", x, "float16 or bfloat16 in the shape (k, m, n)")
+    ratio = 1.0 if clip_ratio is None else clip_ratio
+    expect(0 < ratio <= 1, "clip_ratio", clip_ratio, "above 0 to 1")
+    expect(not dst_type_max, "dst_type_max", dst_type_max, "0 or None")
+    mx = element_of(dst_dtype) is E2M1
+    expect(mx or dst_dtype in (None, 3), "dst_dtype", dst_dtype, "int32 or float4_e2m1fn_x2")
+    values = x.detach().float()
+    for name, matrix, size in (("kronecker_p1", kronecker_p1, x.size(1)), ("kronecker_p2", kronecker_p2, x.size(2))):
+        right = name == "kronecker_p2"
+        if right and mx and matrix.numel() == 0:
+            continue
+        fits = matrix.shape == (size, size) and matrix.dtype == x.dtype
+        expect(fits, name, matrix, f"the shape ({size}, {size}) and {x.dtype}, as x has")
+        values = values @ matrix.float() if right else matrix.float() @ values
+    if mx:
+        expect(x.size(2) % 2 == 0, "x", x, "a last dimension that is even, for four bits")
+        codes, scale = quantize_blocks(values.flatten(1), E2M1)
+        return packed(codes, E2M1), scale
+    scales = values.abs().amax((1, 2)) / (7 / ratio)
+    divisor = scales.view(-1, 1, 1)
+    return _to_integers(torch.where(divisor == 0, 0.0, values / divisor), torch.quint4x2), scales
 
 
 @operator("npu_anti_quant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from operator_case import FLOATS, Bits, Case
+from operator_case import FLOATS, HALVES, Bits, Case
 
 from operators.activations import sigmoid
 from operators.matmuls import CODES, parts, single
@@ -261,7 +261,23 @@ def eights(input: Array, dst_type: int) -> tuple[Array, Array]:
     return rounded((x / scale).astype(np.float64), dst_type), scale[..., 0]
 
 
+def to_transform(right: bool) -> Case:
+    """Of products that are exact in float32, in blocks of flat matrices of 48 numbers."""
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        shapes = {"x": (5, 3, 16), "kronecker_p1": (3, 3), "kronecker_p2": (16, 16) if right else (0, 0)}
+        return {name: r.integers(-3, 4, shape).astype(float) for name, shape in shapes.items()} | {"dst_dtype": E2M1}
+
+    def reference(x: Array, kronecker_p1: Array, kronecker_p2: Array, dst_dtype: int) -> tuple[Array, Array]:
+        y = kronecker_p1 @ (x @ kronecker_p2 if right else x)
+        values, of = mx(y.reshape(5, -1), E2M1)
+        return pairs(values, E2M1), of
+
+    return Case("npu_kronecker_quant", inputs, reference, dtypes=HALVES, exact=True)
+
+
 CASES = [
+    *(to_transform(right) for right in (True, False)),
     *(to_scale(kind) for kind in POSITIVE),
     *(to_scale(kind, axis=0, shape=(34, 4)) for kind in (E4M3, E2M1)),
     to_scale(E5M2, scale_alg=1, block_size=64),

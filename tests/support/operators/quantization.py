@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from operator_case import Case
+from operator_case import HALVES, Case
 
 from operators.activations import sigmoid
 from operators.matmuls import int8, single, whole
@@ -45,6 +45,18 @@ def asymmetric(input: Array) -> tuple[Array, Array, Array]:
     scale = (high - low) / np.float32(255)
     offset = np.float32(127) - high / scale
     return integers(x / scale + offset, -128, 127), scale[..., 0], offset[..., 0]
+
+
+def kronecker(x: Array, kronecker_p1: Array, kronecker_p2: Array, clip_ratio: float = 1.0) -> tuple[Array, Array]:
+    """Of products that are exact in float32."""
+    y = (kronecker_p1 @ (x @ kronecker_p2)).astype(np.float32)
+    scale = np.abs(y).max((1, 2)) / np.float32(7 / clip_ratio)
+    return packed(integers(y / scale[:, None, None], -8, 7)), scale
+
+
+def to_transform(r: np.random.Generator, **more: Any) -> dict[str, Any]:
+    shapes = {"x": (5, 3, 16), "kronecker_p1": (3, 3), "kronecker_p2": (16, 16)}
+    return {name: r.integers(-3, 4, shape).astype(float) for name, shape in shapes.items()} | more
 
 
 def quantized(input: Array, scales: Array, zero_points: Any, dtype: int, axis: int, div_mode: bool) -> Array:
@@ -152,6 +164,10 @@ CASES = [
     Case("npu_dynamic_quant", lambda r: {"input": r.normal(size=(5, 16)), "dst_type": FOUR_BITS}, four_bits,
          exact=True),
     Case("npu_dynamic_quant_asymmetric", lambda r: {"input": r.normal(size=(2, 3, 8)) + 1}, asymmetric, exact=True),
+    *(
+        Case("npu_kronecker_quant", lambda r, m=more: to_transform(r, **m), kronecker, dtypes=HALVES, exact=True)
+        for more in ({}, {"clip_ratio": 0.5})
+    ),
     *(
         Case("npu_quantize", to_quantize(*arguments), quantized, exact=True)
         for arguments in (
