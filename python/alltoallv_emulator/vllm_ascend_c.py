@@ -16,6 +16,7 @@ _LIBRARY = torch.library.Library("_C_ascend", "FRAGMENT")
 _ROOMS = caches, experts, layers, recurrent, sparse, speculation
 # Arguments that describe how a device works or repeat others, and those that are documented to be of no effect.
 _IGNORES = {
+    "dispatch_gmm_combine_decode": ["expert_smooth_scales"],
     "grouped_matmul_swiglu_quant_v2": ["tuning_config"],
     "matmul_allreduce_add_rmsnorm": ["tpRankSize", "tpRankId"],
     "mla_preprocess": ["kv_cache", "kv_cache_rope", "ctkv_scale", "q_nope_scale"],

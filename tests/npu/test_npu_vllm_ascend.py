@@ -369,6 +369,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
         own = [[each[mine].to(device)] for each in codes], [[each[mine].to(device)] for each in scales]
         out, counts = ops.dispatch_gmm_combine_decode(
             x, ids[rank].to(device), own[0][0], own[1][0], own[0][1], own[1][1], own_probs,
+            expert_smooth_scales=torch.zeros(9, device=device),  # of any shape: the device does not use them
             group_ep=name, ep_rank_size=size, ep_rank_id=rank, moe_expert_num=experts, global_bs=10,
         )  # fmt: skip
         assert (

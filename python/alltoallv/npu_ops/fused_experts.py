@@ -229,7 +229,6 @@ def dispatch_gmm_combine_decode(
     gmm2_weight: list[Tensor],
     gmm2_weight_scale: list[Tensor],
     expert_scales: Tensor,
-    expert_smooth_scales: Tensor | None,
     x_active_mask: Tensor | None,
     group_ep: str,
     ep_rank_size: int,
@@ -239,7 +238,8 @@ def dispatch_gmm_combine_decode(
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens, and how many rows each of this rank's experts got.
 
-    It is dispatch with ``quant_mode`` 2 for weights of int8, or 0, then both products with SwiGLU, and combine.
+    It is dispatch with ``quant_mode`` 2 for weights of int8, or 0, then both products with SwiGLU, and combine; the
+    device uses no smooth scales.
     """
     names = "gmm1_permuted_weight", "gmm2_weight", "gmm1_permuted_weight_scale", "gmm2_weight_scale"
     scales = gmm1_permuted_weight_scale, gmm2_weight_scale
@@ -257,7 +257,7 @@ def dispatch_gmm_combine_decode(
     use = limits.MoE(peers.size, moe_expert_num, x.size(1), most, ids.size(1), "", 1, 0, 2)
     limits.check(use.breaches)
     experts = Experts(peers, "dispatch_gmm_combine_decode", moe_expert_num, 0, 0)
-    travels = Precision(2 if weights.dtype == torch.int8 else 0, None, expert_smooth_scales)
+    travels = Precision(2 if weights.dtype == torch.int8 else 0, None, None)
     travels.check(x, experts, None, None)
     same: groups.Values = {"the number of experts of a token": ids.size(1), "the number of tokens": most}
     return _exchanged(
