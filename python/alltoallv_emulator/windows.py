@@ -30,29 +30,39 @@ from alltoallv.errors import CommTimeoutError
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.registry import Formula, Operator, expect
 
-__all__ = ["FORMULAS", "OneSided", "drop", "install", "make", "window_bytes"]
+__all__ = ["FORMULAS", "OneSided", "Place", "drop", "install", "make", "window_bytes"]
 
 _ALIGNED = 512  # rows begin at a multiple
 _SCALE_BYTES = 128  # behind a row of int8, the first 4 for its scale
 _READY = torch.tensor([1], dtype=torch.int32)
 
 
-class _Place(NamedTuple):
-    """Where a rank's window lies."""
+class _Bytes(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Place(NamedTuple):
+    """Where memory of a rank lies that others reach."""
 
     process: int
     address: int
     nbytes: int
 
-
-class _Bytes(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+    def copy(self, function: str, rank: int, offset: int, address: int, nbytes: int) -> None:
+        """Copies between it and this process, by `process_vm_writev` or `process_vm_readv`; the rank is for errors."""
+        fits = 0 <= offset <= self.nbytes - nbytes
+        expect(fits, f"the window of rank {rank}", f"of {self.nbytes} bytes", f"{offset + nbytes} at least")
+        here, there = _Bytes(address, nbytes), _Bytes(self.address + offset, nbytes)
+        libc = ctypes.CDLL(None, use_errno=True)
+        done = getattr(libc, function)(self.process, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        if done != nbytes:
+            raise RuntimeError(f"the memory of rank {rank} cannot be reached: {os.strerror(ctypes.get_errno())}")
 
 
 class _Window:
     """This rank's window, and those of the ranks that it may write to."""
 
-    def __init__(self, memory: Tensor, places: dict[int, _Place]) -> None:
+    def __init__(self, memory: Tensor, places: dict[int, Place]) -> None:
         self.memory, self._places = memory, places
 
     def write(self, rank: int, offset: int, data: Tensor) -> None:
@@ -69,14 +79,7 @@ class _Window:
     def _copy(self, function: str, rank: int, offset: int, address: int, nbytes: int) -> None:
         known = f"one of {sorted(self._places)}, with which this rank has exchanged windows"
         expect(rank in self._places, "the receiver", f"rank {rank}", known)
-        place = self._places[rank]
-        fits = 0 <= offset <= place.nbytes - nbytes
-        expect(fits, f"the window of rank {rank}", f"of {place.nbytes} bytes", f"{offset + nbytes} at least")
-        here, there = _Bytes(address, nbytes), _Bytes(place.address + offset, nbytes)
-        libc = ctypes.CDLL(None, use_errno=True)
-        done = getattr(libc, function)(place.process, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-        if done != nbytes:
-            raise RuntimeError(f"the window of rank {rank} cannot be reached: {os.strerror(ctypes.get_errno())}")
+        self._places[rank].copy(function, rank, offset, address, nbytes)
 
 
 _windows: weakref.WeakKeyDictionary[dist.ProcessGroup, _Window] = weakref.WeakKeyDictionary()
@@ -100,7 +103,7 @@ def make(group: dist.ProcessGroup, nbytes: int, ranks: Sequence[int]) -> Tensor:
     memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     torch.npu.synchronize(device)  # before a peer learns of it
     every = peers.all_gather(torch.tensor([os.getpid(), memory.data_ptr(), nbytes])).tolist()
-    _windows[group] = _Window(memory, {rank: _Place(*every[rank]) for rank in {*ranks, peers.rank}})
+    _windows[group] = _Window(memory, {rank: Place(*every[rank]) for rank in {*ranks, peers.rank}})
     return memory
 
 

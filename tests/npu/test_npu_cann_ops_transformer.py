@@ -13,6 +13,7 @@ import pytest
 import torch
 from npu_ranks import caught, group
 from on_ranks import on_ranks
+from operators.microscaling import mx, pairs
 from torch import Tensor
 
 import alltoallv_emulator as emulator
@@ -75,7 +76,7 @@ def test_all_of_a_layer_in_one_call(rank: int, size: int, file: str) -> None:
         assert numbers.dtype == torch.int32
         error = str(caught(lambda: package.mega_moe(*given, *lists, buffer, activation_clamp=1.0)))
         assert "activation_clamp is 1.0, expected SwiGLU without more" in error
-        assert "for Ascend 950 only" in str(caught(lambda: package.ElasticBuffer(world)))
+        assert "for Ascend 950 only" in str(caught(lambda: package.all_gather_quant_matmul(x, x, "")))
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,6 +154,64 @@ def test_layers_of_every_kind_of_weights(rank: int, size: int, kind: str, masked
         )
         error = str(caught(lambda: package.mega_moe(*tokens, *lists, other, **options)))
         assert f"dispatch_quant_mode is {2 - mode}; the emulator expects {mode}, for these weights" in error
+
+
+def _blocks(x: Tensor, code: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers of mx as they are given, their scales, and what both mean in float64."""
+    numbers, scales = mx(x.double().numpy(), code)
+    dtype = {291: torch.float8_e5m2, 292: torch.float8_e4m3fn}.get(code)
+    codes = torch.from_numpy(pairs(numbers, code)) if dtype is None else torch.from_numpy(numbers).to(dtype)
+    factors = (2.0 ** torch.from_numpy(scales.astype(float) - 127)).flatten(-2).repeat_interleave(32, -1)
+    return codes, torch.from_numpy(scales), torch.from_numpy(numbers) * factors[..., : x.size(-1)]
+
+
+@pytest.mark.parametrize("back", [0, 3, 4])
+@pytest.mark.parametrize(("rows", "weights"), [(291, 291), (292, 292), (292, 291), (292, 296), (296, 296)])
+@on_ranks(2, communicator=False, env=WITH | {"ALLTOALLV_NPU_PRODUCT": "950"})
+def test_layers_in_mx(rank: int, size: int, rows: int, weights: int, back: int, file: str) -> None:
+    hidden, inner = 96, 32
+    with group(rank, size, file) as (world, device):
+        package: Any = importlib.import_module("cann_ops_transformer")
+        made = torch.Generator().manual_seed(9)
+        shapes = (EXPERTS, 2 * inner, hidden), (EXPERTS, hidden, inner)
+        (first, first_scales, wide), (second, second_scales, narrow) = (
+            _blocks(torch.randn(shape, generator=made), weights) for shape in shapes
+        )
+        _, ids, probs = _tokens(rank)
+        x = torch.randn(TOKENS, hidden, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        wanted = torch.zeros(TOKENS, hidden).double()
+        for token in range(TOKENS):
+            for place, expert in enumerate(ids[token].tolist()):
+                gate, up = (_blocks(x[token : token + 1], rows)[2] @ wide[expert].T).chunk(2, -1)
+                activated = gate / (1 + (-gate).exp()) * up
+                y = _blocks(activated, 292 if rows == 296 else rows)[2] @ narrow[expert].T
+                y = _blocks(y, {3: 291, 4: 292}[back])[2] if back else y
+                wanted[token] += probs[token, place] * y[0]
+        buffer = package.get_symm_buffer_for_mega_moe(
+            world, EXPERTS, TOKENS, K, hidden, inner, dispatch_quant_mode=4, dispatch_quant_out_dtype=rows,
+            combine_quant_mode=back,
+        )  # fmt: skip
+        own = slice(2 * rank, 2 * rank + 2)
+        lists = [[part[own].to(device)] for part in (first, second)]
+        scales = [[part[own].to(device)] for part in (first_scales, second_scales)]
+        given = [each.to(device) for each in (x, ids, probs)]
+        kinds = {"weight1_type": weights, "weight2_type": weights} if weights == 296 else {}
+        options = {"l1_weights_sf": scales[0], "l2_weights_sf": scales[1], **kinds}
+        y, numbers = package.mega_moe(*given, *lists, buffer, **options)
+        torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-2, atol=1e-2 * float(wanted.abs().max()))
+        chosen = torch.cat([_tokens(other)[1].flatten() for other in range(size)])
+        assert numbers.tolist() == chosen.bincount(minlength=EXPERTS)[own].tolist()
+
+        def refused(**more: Any) -> str:
+            return str(caught(lambda: package.mega_moe(*given, *lists, buffer, **(options | more))))
+
+        assert "weight1_type 297" in refused(weight1_type=297)
+        assert "one of (2, 64, 2, 2), float8_e8m0fnu" in refused(l1_weights_sf=scales[1])
+        assert "None, for weights of mx" in refused(x_active_mask=torch.ones(TOKENS, dtype=torch.int8, device=device))
+        os.environ["ALLTOALLV_NPU_LIMITS"] = "keep"
+        assert "hidden is 96, expected a multiple of 1024 up to 8192 on 950" in refused()
+        os.environ["ALLTOALLV_NPU_PRODUCT"] = "A3"
+        assert "ALLTOALLV_NPU_PRODUCT is A3, expected 950" in refused()
 
 
 # Numbers of hifloat8 at the ends of its fields, and what they mean (Huawei's en_dtypes 0.0.4).

@@ -5,7 +5,8 @@ Rows go, are weighed and are added as in `moe_exchange`; every rank has equally 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,18 @@ from torch import Tensor
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.layers import swish_of_first
 from alltoallv.npu_ops.matmuls import dequantize, product, scale_and_offset, unpack
+from alltoallv.npu_ops.microscaling import (
+    E2M1,
+    E4M3,
+    E5M2,
+    Blocks,
+    Element,
+    dequantize_blocks,
+    element_of,
+    packed,
+    product_of_blocks,
+    quantize_blocks,
+)
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.moe_exchange import Experts, Precision, chosen, counts_of
 from alltoallv.npu_ops.quantization import bounded, quantize_rows
@@ -99,6 +112,9 @@ class _Weights:
         named = zip(names[4:] or names[2:4], both_biases, both_matrices, self.scales, strict=True)
         self.added = [_added(name, bias, four_bits, *of) for name, bias, *of in named]
 
+    def __len__(self) -> int:
+        return len(self.first)
+
     def apply(self, rows: Tensor, row_scales: Tensor | None, counts: Sequence[int], limit: float) -> Tensor:
         """Returns the experts' outputs in bfloat16, of rows that lie by expert; in between rows are quantized again."""
         results = []
@@ -117,6 +133,90 @@ class _Weights:
         return torch.cat(results)
 
 
+class _BlockWeights:
+    """Both matrices of each of this rank's experts in mx, transposed, as Ascend 950 has them.
+
+    Rows and what is between the products are quantized in blocks too: as ``element``, and in between as float8_e4m3fn
+    where that has four bits. ``returned`` is the format of what goes back, if it has one.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Sequence[Tensor]],
+        scales: Sequence[Sequence[Tensor]],
+        dtypes: Sequence[int | None],
+        element: Element,
+        returned: Element | None,
+    ) -> None:
+        self._element, self._returned = element, returned
+        self._inner = E4M3 if element is E2M1 else element
+        self._matrices, widths = [], []
+        for place, (own, scale, dtype) in enumerate(zip(weights, scales, dtypes, strict=True)):
+            name = f"l{place + 1}_weights"
+            expect(len(own) == 1 and own[0].dim() == 3, name, [tuple(part.shape) for part in own], "one tensor of all")
+            codes = own[0]
+            fours = codes.dtype in (torch.uint8, torch.int8)
+            kind = E2M1 if fours else element_of(codes.dtype)
+            known = kind in (E2M1, E5M2, E4M3) and (dtype is None or element_of(dtype) is kind)
+            expected = "float8_e5m2, float8_e4m3fn, or float4_e2m1fn_x2 in bytes"
+            expect(known, name, f"{codes.dtype} with weight{place + 1}_type {dtype}", expected)
+            expect(fours or element is not E2M1, name, codes, "float4_e2m1fn_x2, for rows of four bits")
+            expect(not fours or element is not E5M2, name, codes, "float8, for rows of float8_e5m2")
+            width = codes.size(2) * (2 if fours else 1)
+            shape = (*codes.shape[:2], -(-width // 64), 2)
+            right = len(scale) == 1 and scale[0].shape == shape and scale[0].itemsize == 1
+            expect(right, f"{name}_sf", [tuple(part.shape) for part in scale], f"one of {shape}, float8_e8m0fnu")
+            self._matrices.append((codes, 296 if fours else None, scale[0]))
+            widths.append((codes.size(1), width))
+        (both, self.hidden), (hidden, inner) = widths
+        fits = hidden == self.hidden and both == 2 * inner and len(weights[0][0]) == len(weights[1][0])
+        expected = f"{len(weights[0][0])} matrices of {self.hidden} rows of {both // 2}"
+        expect(fits, "l2_weights", tuple(weights[1][0].shape), expected)
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self._matrices[0][0])
+
+    def __str__(self) -> str:
+        return f"{self._element.name}, back {self._returned.name if self._returned else 'bfloat16'}"
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns rows as they travel, and their scales: bytes."""
+        codes, scales = quantize_blocks(x.float(), self._element)
+        return packed(codes, self._element).view(torch.uint8), scales.flatten(1)
+
+    def _product(self, place: int, expert: int, codes: Tensor, element: Element, scales: Tensor) -> Tensor:
+        matrix, dtype, scale = self._matrices[place]
+        columns = Blocks("weights", matrix[expert].mT, dtype, "weights_sf", scale[expert].transpose(0, 1))
+        rows = Blocks("x", codes, 296 if element is E2M1 else None, "x's scales", scales.unflatten(-1, (-1, 2)))
+        return product_of_blocks(rows, columns)
+
+    def apply(self, rows: Tensor, row_scales: Tensor | None, counts: Sequence[int], limit: float) -> Tensor:
+        """Returns the experts' outputs in bfloat16, of rows that lie by expert."""
+        results = []
+        scales = present(row_scales, "scales", "scales of the rows")
+        parts = zip(rows.split_with_sizes(list(counts)), scales.split_with_sizes(list(counts)), strict=True)
+        for expert, (part, own) in enumerate(parts):
+            wide = self._product(0, expert, part.view(self._element.dtype), self._element, own)
+            codes, again = quantize_blocks(swish_of_first(bounded(wide, limit), -1), self._inner)
+            results.append(self._product(1, expert, codes, self._inner, again.flatten(1)))
+        outputs = torch.cat(results)
+        if self._returned is not None:
+            codes, scale = quantize_blocks(outputs, self._returned)
+            outputs = dequantize_blocks(codes.float(), scale, "x")
+        return outputs.to(torch.bfloat16)
+
+
+class _Layer(Protocol):
+    """The matrices of this rank's experts."""
+
+    hidden: int
+
+    def __len__(self) -> int: ...
+
+    def apply(self, rows: Tensor, row_scales: Tensor | None, counts: Sequence[int], limit: float) -> Tensor: ...
+
+
 def _exchanged(
     name: str,
     experts: Experts,
@@ -124,7 +224,7 @@ def _exchanged(
     ids: Tensor,
     probs: Tensor,
     mask: Tensor | None,
-    weights: _Weights,
+    weights: _Layer,
     rows_of: Callable[[Tensor], tuple[Tensor, Tensor | None]],
     limit: float,
     most: int | None,
@@ -132,11 +232,10 @@ def _exchanged(
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens, and how many rows each of this rank's experts got; ``rows_of`` makes rows of choices."""
     group, (n, k) = experts.group, ids.shape
-    local = len(weights.first)
+    local = len(weights)
     for argument, value, shape in (("probs", probs, (n, k)), ("x_active_mask", mask, (n,))):
         expect(value is None or value.shape == shape, argument, value, f"the shape {shape}")
     expect(x.shape == (n, weights.hidden), "x", x, f"{n} rows of {weights.hidden}")
-    limits.check_dtype("x", x.dtype, ("bfloat16",))
     group.agree(name, same | {"experts of a rank": local, "the hidden size": weights.hidden, "max_output_size": most})
     choices = chosen(ids, mask, experts)
     sent = counts_of(ids, choices, experts)
@@ -182,6 +281,7 @@ def dispatch_ffn_combine(
     names = "weight1", "weight2", "scale1", "scale2", "bias1", "bias2"
     weights = _Weights(names, weight1, weight2, scale1, scale2, biases=(bias1, bias2))
     peers = groups.named(group)
+    limits.check_dtype("x", x.dtype, ("bfloat16",))
     local = len(weights.first)
     total = local * peers.size
     expect(expert_idx.dim() == 2 and expert_idx.dtype == torch.int32, "expert_idx", expert_idx, "rows of int32")
@@ -256,6 +356,7 @@ def dispatch_gmm_combine_decode(
     expect(len(x) <= most, "global_bs", global_bs, f"{len(x) * peers.size} at least, for {len(x)} tokens")
     use = limits.MoE(peers.size, moe_expert_num, x.size(1), most, ids.size(1), "", 1, 0, 2)
     limits.check(use.breaches)
+    limits.check_dtype("x", x.dtype, ("bfloat16",))
     experts = Experts(peers, "dispatch_gmm_combine_decode", moe_expert_num, 0, 0)
     travels = Precision(2 if weights.dtype == torch.int8 else 0, None, None)
     travels.check(x, experts, None, None)
@@ -281,8 +382,28 @@ def mega_moe(
     num_experts: int,
     max_recv_token_num: int,
     dispatch_quant_mode: int,
+    quant_out_dtype: int | None = None,
+    combine_quant_mode: int = 0,
+    weight1_type: int | None = None,
+    weight2_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens, and how many rows each of this rank's experts got: CANN's form of `dispatch_ffn_combine`."""
+    """Returns the tokens, and how many rows each of this rank's experts got: CANN's form of `dispatch_ffn_combine`.
+
+    With ``dispatch_quant_mode`` 4, of Ascend 950, rows and weights are in mx: rows of ``quant_out_dtype``, and with
+    ``combine_quant_mode`` 3 and 4 what goes back is rounded to float8_e5m2 and float8_e4m3fn in blocks.
+    """
+    if dispatch_quant_mode == 4:
+        element, returned = element_of(quant_out_dtype), {0: None, 3: E5M2, 4: E4M3}
+        expected = "float8_e5m2 or float8_e4m3fn, or float4_e2m1fn_x2 for weights of four bits"
+        expect(element in (E5M2, E4M3, E2M1), "dispatch_quant_out_dtype", quant_out_dtype, expected)
+        expect(combine_quant_mode in returned, "combine_quant_mode", combine_quant_mode, "0, 3 or 4")
+        expect(not (l1_bias or l2_bias), "l1_bias", "given, or l2_bias", "none, for weights of mx")
+        expect(x_active_mask is None, "x_active_mask", x_active_mask, "None, for weights of mx")
+        weights, scales = (l1_weights, l2_weights), (l1_weights_sf, l2_weights_sf)
+        kinds = weight1_type, weight2_type
+        made = _BlockWeights(weights, scales, kinds, element or E4M3, returned[combine_quant_mode])
+        return _mega_moe_of_blocks(x, topk_ids, topk_weights, made, group, num_experts, max_recv_token_num)
+    expect(combine_quant_mode == 0, "combine_quant_mode", combine_quant_mode, "0, without dispatch_quant_mode 4")
     peers, local = groups.named(group), sum(len(part) if part.dim() == 3 else 1 for part in l1_weights)
     held = f"{local * peers.size}, as many as the ranks hold"
     expect(num_experts == local * peers.size, "num_experts", num_experts, held)
@@ -303,3 +424,39 @@ def mega_moe(
         x, l1_weights, l2_weights, topk_ids.int(), scale1, scale2, l1_bias, l2_bias, topk_weights, group, most,
         *results, mask, 0.0,
     )  # fmt: skip
+
+
+def _mega_moe_of_blocks(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weights: _BlockWeights, group: str, num_experts: int, most: int
+) -> tuple[Tensor, Tensor]:
+    peers, local, ids = groups.named(group), len(weights), topk_ids
+    held = f"{local * peers.size}, as many as the ranks hold"
+    expect(num_experts == local * peers.size, "num_experts", num_experts, held)
+    expect(ids.dim() == 2, "topk_ids", ids, "rows of numbers")
+    expect(((ids >= 0) & (ids < num_experts)).all(), "topk_ids", ids.tolist(), "numbers of experts")
+    floats = x.dim() == 2 and x.dtype in (torch.bfloat16, torch.float16)
+    expect(floats, "x", x, "rows of bfloat16 or float16")
+
+    def breaches(product: limits.Product) -> Iterable[str]:
+        hidden, both, k = weights.hidden, 2 * weights.inner, ids.size(1)
+        for name, value, fits, expected in (
+            ("the world size", peers.size, 2 <= peers.size <= 1024, "2 to 1024"),
+            ("num_experts", num_experts, num_experts <= 2048, "2048 at most"),
+            ("hidden", hidden, hidden in range(1024, 8193, 1024), "a multiple of 1024 up to 8192"),
+            ("the width of l1_weights", both, both in (1024, 2048, 3072, 4096, 7168), "1024, 2048, 3072, 4096 or 7168"),
+            ("num_topk", k, 1 <= k <= 32, "1 to 32"),
+        ):
+            if not fits:
+                yield f"{name} is {value}, expected {expected} on {product}"
+
+    limits.check(breaches, products=("950",))
+    codes, scales = weights.rows(x)
+    k = ids.size(1)
+    same: groups.Values = {"the number of experts of a token": k, "the number of tokens": len(x)}
+    same["the format"] = str(weights)
+    experts = Experts(peers, "mega_moe", num_experts, 0, 0)
+    tokens, counts = _exchanged(
+        "mega_moe", experts, x, ids, topk_weights, None, weights,
+        lambda choices: (codes[choices // k], scales[choices // k]), 0.0, most or None, same,
+    )  # fmt: skip
+    return tokens, counts.int()

@@ -14,6 +14,7 @@ from alltoallv.npu_ops.fused_experts import mega_moe as formula
 from alltoallv.npu_ops.registry import Formula, Operator
 from alltoallv_emulator.host_views import on_host
 
+from .elastic import ElasticBuffer, EngramFetchCtx, EPHandle
 from .member import Member
 from .reductions import quant_all_reduce, quant_reduce_scatter
 from .workers import (
@@ -26,20 +27,24 @@ from .workers import (
 )
 
 __all__ = [
-    "AttentionToFfnBuffer", "ElasticBuffer", "FFNToAttentionBuffer", "MoeDistributeBuffer", "SymmBuffer",
-    "all_gather_quant_matmul", "all_to_all_quant_matmul", "attention_to_ffn", "ffn_to_attention",
-    "get_buffer_for_attention_to_ffn", "get_buffer_for_ffn_to_attention", "get_symm_buffer_for_mega_moe", "mega_moe",
-    "quant_all_reduce", "quant_reduce_scatter",
+    "AttentionToFfnBuffer", "EPHandle", "ElasticBuffer", "EngramFetchCtx", "FFNToAttentionBuffer",
+    "MoeDistributeBuffer", "SymmBuffer", "all_gather_quant_matmul", "all_to_all_quant_matmul", "attention_to_ffn",
+    "ffn_to_attention", "get_buffer_for_attention_to_ffn", "get_buffer_for_ffn_to_attention",
+    "get_symm_buffer_for_mega_moe", "mega_moe", "quant_all_reduce", "quant_reduce_scatter",
 ]  # fmt: skip
 
 _MiB = 1 << 20
+_CODES = {torch.float8_e5m2: 291, torch.float8_e4m3fn: 292}
+# Modes of `mega_moe`, and what rows may be in each.
+_MODES = {0: (None,), 2: (None, torch.int8, 1, 258), 4: (*_CODES, 23, 24, 291, 292, 296)}
 _npu: Any = importlib.import_module("torch_npu")
 
 _library = torch.library.Library("cann_ops_transformer", "FRAGMENT")
 _library.define(
     "npu_mega_moe(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor[] l1_weights, Tensor[] l2_weights,"
     " Tensor[] l1_weights_sf, Tensor[] l2_weights_sf, Tensor[] l1_bias, Tensor[] l2_bias, Tensor? x_active_mask,"
-    " str group, int num_experts, int max_recv_token_num, int dispatch_quant_mode) -> (Tensor, Tensor)"
+    " str group, int num_experts, int max_recv_token_num, int dispatch_quant_mode, int? quant_out_dtype,"
+    " int combine_quant_mode, int? weight1_type, int? weight2_type) -> (Tensor, Tensor)"
 )
 _operator = torch.ops.cann_ops_transformer.npu_mega_moe.default
 _formula = Operator("npu_mega_moe", _operator._schema, Formula(formula, frozenset(), True))
@@ -163,14 +168,13 @@ def get_symm_buffer_for_mega_moe(
     topk_weights_type: int = 0,
 ) -> SymmBuffer:
     """Returns what `mega_moe` takes of a group."""
-    modes = {0: (None,), 2: (None, torch.int8, 1, 258)}
-    if dispatch_quant_mode not in modes or combine_quant_mode != 0:
+    if dispatch_quant_mode not in _MODES or combine_quant_mode not in (0, 3, 4)[: 3 if dispatch_quant_mode == 4 else 1]:
         raise NotImplementedError(
-            f"dispatch_quant_mode is {dispatch_quant_mode} and combine_quant_mode {combine_quant_mode}, expected 0 or "
-            "2, and 0: others are for Ascend 950 only"
+            f"dispatch_quant_mode is {dispatch_quant_mode} and combine_quant_mode {combine_quant_mode}, expected 0, 2 "
+            "or 4, and 0, or with 4 also 3 or 4"
         )
-    if dispatch_quant_out_dtype not in modes[dispatch_quant_mode]:
-        wanted = "torch.int8" if dispatch_quant_mode else "None"
+    if dispatch_quant_out_dtype not in _MODES[dispatch_quant_mode]:
+        wanted = {0: "None", 2: "torch.int8", 4: "float8_e5m2, float8_e4m3fn or float4_e2m1fn_x2"}[dispatch_quant_mode]
         raise NotImplementedError(f"dispatch_quant_out_dtype is {dispatch_quant_out_dtype}, expected {wanted}")
     return SymmBuffer(
         group, num_experts=num_experts, num_max_tokens_per_rank=num_max_tokens_per_rank, num_topk=num_topk,
@@ -200,7 +204,8 @@ def mega_moe(
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens after their experts, and how many rows each of this rank's experts got.
 
-    The weights say by their dtype what they are: bfloat16, int8, or four bits in int32.
+    The weights say by their dtype what they are: bfloat16, int8, or four bits in int32; with ``dispatch_quant_mode`` 4,
+    of Ascend 950, float8, or with ``weight1_type`` and ``weight2_type`` 296 or in bytes float4_e2m1fn_x2.
     """
     given = [f"{name} is {value!r}" for name, value in others.items() if value is not None]
     given += [f"activation is {activation!r}"] * (activation != "swiglu")
@@ -210,9 +215,12 @@ def mega_moe(
         raise TypeError(f"mega_moe: sym_buffer is {sym_buffer!r}, expected what get_symm_buffer_for_mega_moe returns")
     lists = [list(each or ()) for each in (l1_weights, l2_weights, l1_weights_sf, l2_weights_sf, l1_bias, l2_bias)]
     buffer: Any = sym_buffer
+    mx = buffer.dispatch_quant_mode == 4
     results: tuple[Tensor, Tensor] = _operator(
         x, topk_ids, topk_weights, *lists, x_active_mask, buffer.group_name, buffer.num_experts,
         buffer.max_recv_token_num, buffer.dispatch_quant_mode,
+        _CODES.get(buffer.dispatch_quant_out_dtype, buffer.dispatch_quant_out_dtype) if mx else None,
+        buffer.combine_quant_mode, weight1_type, weight2_type,
     )  # fmt: skip
     return results
 
@@ -225,6 +233,5 @@ def _refused(name: str) -> Callable[..., Any]:
     return refuse
 
 
-ElasticBuffer = _refused("ElasticBuffer")
 all_gather_quant_matmul = _refused("all_gather_quant_matmul")
 all_to_all_quant_matmul = _refused("all_to_all_quant_matmul")
