@@ -35,7 +35,7 @@ class OurLibrary:
             "ours-full": OtherSum(ours, "full"),
             "ours-fp32": OtherSum(ours, None),
             **{f"ours-{name}": OtherSum(ours, "quantized", name) for name in _core.code_formats},
-            **{path: Way(api, path) for path in WAYS},
+            **{path: Way(api, path, ours) for path in WAYS},
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # so that overhead can compare them in one run
@@ -79,14 +79,15 @@ class Lazy:
 class Way:
     """The same interface on a communicator that takes one data path wherever that can serve."""
 
-    def __init__(self, api: str, path: str) -> None:
-        self._api, self._path = api, path
+    def __init__(self, api: str, path: str, ours: Interface) -> None:
+        self._api, self._path, self._ours = api, path, ours
         self._made: Interface | None = None
 
     def prepare(self, case: Case) -> Prepared:
         if self._made is None:
             with data_path(self._path):
                 self._made = interface(self._api, Communicator.from_env(domain=f"bench-{self._path}:1024"))
+                self._made.arrays = self._ours.arrays
         return self._made.prepare(case)
 
 
@@ -109,6 +110,22 @@ def make_output(case: Case, elements: int) -> Array | None:
     return np.empty(elements, case.dtype)
 
 
+class Arrays:
+    """The input and the output of an exchange, which an interface and its ways share: where memory lies changes a time
+    as much as a way does.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Case, Array, Array | None] | None = None
+
+    def of(self, case: Case, comm: Communicator) -> tuple[Array, Array | None]:
+        """Returns what a rank sends, and where it receives; None lets the operator allocate."""
+        if self._kept is None or self._kept[0] != case:
+            received = case.received(comm.rank, comm.size)
+            self._kept = (case, case.input(comm.rank), make_output(case, received))
+        return self._kept[1:]
+
+
 class Interface:
     """Runs a rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` names which it has."""
 
@@ -116,6 +133,7 @@ class Interface:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
+        self.arrays = Arrays()
 
     def _calling(self, case: Case, function: Callable[..., Any], x: Any, out: Any) -> Callable[[], Any]:
         """Returns a call of ``function`` that passes the counts in the wanted form."""
@@ -168,8 +186,8 @@ class NumpyInterface(Interface):
     """Calls the functions of alltoallv.numpy."""
 
     def exchange(self, case: Case) -> Prepared:
-        x, comm = case.input(self._comm.rank), self._comm
-        out = None if self.counts == "new" else make_output(case, case.received(comm.rank, comm.size))
+        x, out = self.arrays.of(case, self._comm)
+        out = None if self.counts == "new" else out
         call = self._calling(case, an.all_to_all_v, x, out)
         return Prepared(call, np.ravel, x, exact=self.counts != "new", output=out)
 
@@ -191,9 +209,8 @@ class PlanInterface(Interface):
     """Runs an alltoallv.numpy.Plan that is made once."""
 
     def exchange(self, case: Case) -> Prepared:
-        comm, x = self._comm, case.input(self._comm.rank)
+        comm, (x, out) = self._comm, self.arrays.of(case, self._comm)
         sends, recvs = case.layout(comm.rank, comm.size)
-        out = make_output(case, sum(recvs))
         plan = an.Plan(sends, recvs, case.dtype, group=comm)
         return Prepared(lambda: plan(x, out), np.ravel, x, output=out)
 
@@ -202,9 +219,8 @@ class CoreInterface(Interface):
     """Runs a plan of the extension on addresses, without checks of arrays, always into the same output."""
 
     def exchange(self, case: Case) -> Prepared:
-        comm, x = self._comm, case.input(self._comm.rank)
+        comm, (x, out) = self._comm, self.arrays.of(case, self._comm)
         sends, recvs = case.layout(comm.rank, comm.size)
-        out = make_output(case, sum(recvs))
         result = alltoallv.empty(sum(recvs), case.dtype) if out is None else out
         plan = _core.Plan(comm.core, "all_to_all_v", case.dtype, sends, packed(sends), recvs, packed(recvs))
         run, source, target = plan.run, x.ctypes.data, result.ctypes.data
@@ -222,10 +238,9 @@ class TensorInterface(Interface):
         return self._make(array)
 
     def exchange(self, case: Case) -> Prepared:
-        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
-        x = self._tensor(source)
-        fixed = self.counts != "new"
-        out, target = self._output(case, case.received(comm.rank, comm.size)) if fixed else (None, None)
+        front, (source, target) = self._front, self.arrays.of(case, self._comm)
+        target = None if self.counts == "new" else target
+        x, out = self._tensor(source), None if target is None else self._tensor(target)
         call = self._calling(case, front.all_to_all_v, x, out)
         return Prepared(call, self._array, source, exact=self.counts != "new", output=target)
 
@@ -272,10 +287,9 @@ class TorchPlanInterface(TorchInterface):
     """Runs an alltoallv.torch.Plan that is made once."""
 
     def exchange(self, case: Case) -> Prepared:
-        source = case.input(self._comm.rank)
-        x = self._tensor(source)
+        source, target = self.arrays.of(case, self._comm)
+        x, out = self._tensor(source), None if target is None else self._tensor(target)
         sends, recvs = case.layout(self._comm.rank, self._comm.size)
-        out, target = self._output(case, sum(recvs))
         plan = self._front.Plan(sends, recvs, x.dtype, group=self._comm)
         return Prepared(lambda: plan(x, out), self._array, source, output=target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -115,10 +116,9 @@ def measure(
             for name in columns[library]:
                 entries.append(_prepare(job, name, case))
                 effort.fit(entries[-1])
-    begun, rounds = time.monotonic(), 0
+    begun, rounds, order = time.monotonic(), 0, random.Random()
     while entries and effort.goes_on(entries, rounds, begun):
-        first = rounds % len(entries)
-        for entry in entries[first:] + entries[:first]:
+        for entry in order.sample(entries, len(entries)):  # what one leaves in the caches meets no other always
             if entry.job.library in jobs:
                 with taking_out(entry.job.library):
                     entry.play()
@@ -155,9 +155,12 @@ def _prepare(job: Job, name: str, case: Case) -> Entry:
 
 
 def _block(seconds: float) -> tuple[int, int]:
-    """Returns the numbers of timed and warm calls in a block, for calls that take ``seconds``."""
+    """Returns the numbers of timed and warm calls in a block, for calls that take ``seconds``; a warm one at least, which
+    finds what another competitor has left in the caches.
+    """
     seconds = max(seconds, 1e-7)
-    return min(MAX_CALLS, max(1, int(BLOCK_SECONDS / seconds))), min(MAX_CALLS, int(WARM_SECONDS / seconds))
+    calls, warm = (min(MAX_CALLS, max(1, int(each / seconds))) for each in (BLOCK_SECONDS, WARM_SECONDS))
+    return calls, warm
 
 
 def _statistics(blocks: Blocks, ours: list[float]) -> dict[str, Any]:
