@@ -13,18 +13,17 @@ constexpr size_t size = 100000;
 struct Runs {
     int run(int operators, double usual, double other, size_t bytes = size) {
         int others = 0;
-        for (int i = 0; i < operators; ++i, ++number) {
-            const AlgorithmSelector::Choice choice = selector.choose(bytes, number, expected);
+        for (int i = 0; i < operators; ++i) {
+            const AlgorithmSelector::Choice choice = selector.choose(bytes, expected);
             const bool is_other = choice.way == AlgorithmSelector::other;
             others += is_other;
-            if (choice.timed) selector.note(bytes, number, choice.way, is_other ? other : usual);
+            if (choice.timed) selector.note(bytes, choice.way, is_other ? other : usual);
         }
         return others;
     }
 
     AlgorithmSelector selector;
     AlgorithmSelector::Way expected = AlgorithmSelector::usual;
-    uint64_t number = 0;
 };
 
 TEST(the_quicker_is_taken_until_it_is_not) {
@@ -72,14 +71,33 @@ TEST(sizes_are_told_apart) {
     CHECK(runs.run(58, 10, 20) < 4);
 }
 
+TEST(other_sizes_between_do_not_matter) {
+    for (const int between : {1, 2, 5, 63, 255, 256}) {
+        Runs runs;
+        int others = 0;
+        for (int i = 0; i < 40; ++i) {
+            others += runs.run(1, 10, 5);
+            runs.run(between, 10, 20, 8 * size);
+        }
+        CHECK(others > 20);
+    }
+}
+
+TEST(one_operator_by_each_way_may_do) {
+    Runs runs;
+    runs.selector = AlgorithmSelector(1);
+    CHECK_EQ(runs.run(5, 10, 5), 0);
+    CHECK_EQ(runs.run(11, 10, 5), 11);
+}
+
 TEST(ranks_take_the_same_way_when_it_is_timed) {
     AlgorithmSelector one, two;
     for (uint64_t number = 0; number < 1000; ++number) {
-        const auto mine = one.choose(size, number), peers = two.choose(7 * size, number);
+        const auto mine = one.choose(size), peers = two.choose(7 * size);
         CHECK(mine.timed == peers.timed && mine.way == peers.way);
         if (!mine.timed) continue;
-        one.note(size, number, mine.way, 10 + 0.1 * static_cast<double>(number % 10));
-        two.note(7 * size, number, peers.way, 10);
+        one.note(size, mine.way, 10 + 0.1 * static_cast<double>(number % 10));
+        two.note(7 * size, peers.way, 10);
     }
 }
 

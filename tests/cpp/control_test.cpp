@@ -47,14 +47,14 @@ struct Planes {
 /// Announces counts[j] for every rank j and expects expected[j] from it, then agrees.
 void agree(ControlPlane& control, const std::vector<int64_t>& counts, const std::vector<int64_t>& expected) {
     try {
-        Row& own_row = control.open(OpKind::all_to_all_v, DType::float32, -1);
+        OwnRow& own_row = control.open(OpKind::all_to_all_v, DType::float32, -1);
         own_row.count = 1;
         for (int j = 0; j < control.size(); ++j) {
             const auto i = static_cast<size_t>(j);
             own_row.pairs()[j] = {counts[i], 0, expected[i], 0};
         }
         own_row.balance = pair_balance(control.rank(), counts, expected);
-        control.publish(own_row);
+        control.publish();
         control.agree();
     } catch (const Error&) {
         control.close(false, 0);
@@ -237,8 +237,8 @@ TEST(acknowledges_when_idle) {
     Planes planes(2);
     planes[1].acknowledge_if_idle();
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // nothing is wrong
-    Row& own_row = planes[1].open(OpKind::barrier, DType::uint8, -1);
-    planes[1].publish(own_row);
+    planes[1].open(OpKind::barrier, DType::uint8, -1);
+    planes[1].publish();
     planes[0].poison(PoisonKind::aborted, "enough");
     planes[1].acknowledge_if_idle();
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // it is in an operator

@@ -154,7 +154,7 @@ bool may_consist_of(OpKind op, OpKind called) {
 }
 
 /// Fills in the shape and the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
-void announce_parts(Row& own_row, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
+void announce_parts(OwnRow& own_row, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
     own_row.shape_digest = shape.digest;
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
@@ -193,7 +193,7 @@ void Summary::add(const Summary& more, bool check) {
     balance += more.balance;
 }
 
-void announce(Row& own_row, int rank, const Reduction& r) {
+void announce(OwnRow& own_row, int rank, const Reduction& r) {
     own_row.reduce_op = r.reduce_op;
     own_row.root = r.root;
     own_row.terms = word_of(ReductionTerms{static_cast<uint32_t>(r.leaves), r.ordered, r.exclusive, 0});
@@ -202,7 +202,7 @@ void announce(Row& own_row, int rank, const Reduction& r) {
     announce_parts(own_row, rank, r.counts, r.shape);
 }
 
-void announce(Row& own_row, const ControlPlane& control, const QuantReduction& q) {
+void announce(OwnRow& own_row, const ControlPlane& control, const QuantReduction& q) {
     const QuantTerms terms = terms_of(q);
     std::memcpy(control.payload(own_row), &terms, sizeof terms);
     own_row.terms = digest(terms);

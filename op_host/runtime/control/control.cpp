@@ -76,7 +76,7 @@ void ControlPlane::start_clock(double timeout) {
     op_timeout_ = &all != this ? all.op_timeout_ : timeout < 0 ? this->timeout() : timeout;
 }
 
-Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
+OwnRow& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     // Sequentially consistent, because of acknowledge_if_idle(): either it sees us active or we see the poison.
     active_.store(true, std::memory_order_seq_cst);
     start_clock(timeout);
@@ -90,22 +90,14 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     ++seq_;
     op_ = op;
     record_start(dtype);
-    Row& own_row = row(rank());
-    own_row.op = op;
-    own_row.dtype = dtype;
-    own_row.reduce_op = ReduceOp::sum;
-    own_row.flags = 0;
-    own_row.balance = 0;
-    own_row.input = own_row.output = Location{};
-    own_row.count = own_row.terms = 0;
-    own_row.root = 0;
-    own_row.shape_digest = 0;
-    return own_row;
+    own_row_ = {{dtype, op, ReduceOp::sum, 0, 0, {}, {}, 0, 0, 0, 0}, &row(rank())};
+    return own_row_;
 }
 
-void ControlPlane::publish(Row& own_row) {
+void ControlPlane::publish() {
     published_ = true;
-    own_row.seq.store(seq_, std::memory_order_release);
+    static_cast<Announcement&>(*own_row_.shared) = own_row_;
+    own_row_.shared->seq.store(seq_, std::memory_order_release);
     // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);

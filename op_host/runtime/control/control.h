@@ -65,8 +65,8 @@ class ControlPlane {
 
     /// --- one operator, in this order -----------------------------------------------------------------------
     /// Starts the next operator and returns this rank's row to fill. Throws if poisoned. `timeout` < 0: the default.
-    Row& open(OpKind op, DType dtype, double timeout);
-    void publish(Row& row);
+    OwnRow& open(OpKind op, DType dtype, double timeout);
+    void publish();
     /// Waits for every rank's row, then compares them: throws the same on every rank, before any output is written.
     void agree();
     /// After the data have moved: throws if a rank has refused what this one has agreed to.
@@ -100,7 +100,9 @@ class ControlPlane {
     const Summary& agreed() const { return agreement_; }
     bool checks() const { return options_.check; }
     char* payload(Row& row) const { return layout_.payload(row); }
+    char* payload(const OwnRow& row) const { return layout_.payload(*row.shared); }
     PairSteps* steps(Row& row) const { return layout_.steps(row); }
+    PairSteps* steps(const OwnRow& row) const { return layout_.steps(*row.shared); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
     WaitBoard& board(int rank) const { return layout_.board(memory_->data(), rank); }
@@ -296,7 +298,7 @@ class ControlPlane {
     void step(const std::function<std::vector<int>()>& missing, WaitState& state);
     [[noreturn]] void throw_poison() const;
     std::string loss_text(const std::string& reason) const;
-    void publish_failure(Row& row, const Error& error, bool of_caller);
+    void publish_failure(const Error& error, bool of_caller);
     void throw_failure(uint64_t called);
     void compare_rows();
     void note_refusal();
@@ -327,6 +329,7 @@ class ControlPlane {
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
     Summary agreement_;       // of all ranks
+    OwnRow own_row_{};
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;
@@ -341,7 +344,7 @@ class ControlPlane {
 };
 
 /// Fill a reduction into this rank's row.
-void announce(Row& row, int rank, const Reduction& reduction);
-void announce(Row& row, const ControlPlane& control, const QuantReduction& reduction);
+void announce(OwnRow& row, int rank, const Reduction& reduction);
+void announce(OwnRow& row, const ControlPlane& control, const QuantReduction& reduction);
 
 }  // namespace alltoallv

@@ -95,9 +95,9 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
     };
     const auto once = [&] {
         begin_operator(timeout);
-        Row& own_row = control_->open(op, dtype, timeout);
+        OwnRow& own_row = control_->open(op, dtype, timeout);
         uint64_t bytes = 0;
-        if constexpr (std::is_void_v<std::invoke_result_t<Body&, Row&>>)
+        if constexpr (std::is_void_v<std::invoke_result_t<Body&, OwnRow&>>)
             body(own_row);
         else
             bytes = body(own_row);

@@ -12,7 +12,8 @@ namespace alltoallv {
 
 void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     try {
-        publish_failure(open(op, DType::uint8, -1), error, of_caller);
+        open(op, DType::uint8, -1);
+        publish_failure(error, of_caller);
     } catch (const Error&) {
         // The communicator is poisoned, which the peers notice instead.
     } catch (...) {
@@ -22,14 +23,14 @@ void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     close(false, 0);
 }
 
-void ControlPlane::publish_failure(Row& own_row, const Error& error, bool of_caller) {
-    auto& text = *reinterpret_cast<ErrorText*>(payload(own_row));
+void ControlPlane::publish_failure(const Error& error, bool of_caller) {
+    auto& text = *reinterpret_cast<ErrorText*>(payload(own_row_));
     text.kind = static_cast<uint8_t>(error.kind());
     text.code = static_cast<int32_t>(error.code());
     copy_text(text.text, sizeof text.text, error.what());
-    own_row.flags = of_caller ? row_failed | row_of_caller : row_failed;
+    own_row_.flags = of_caller ? row_failed | row_of_caller : row_failed;
     note_refusal();
-    publish(own_row);
+    publish();
 }
 
 void ControlPlane::give_up(const Error& error, bool in_the_middle) {
@@ -37,7 +38,7 @@ void ControlPlane::give_up(const Error& error, bool in_the_middle) {
     if (in_the_middle)
         poison_with(error, describe_op());
     else if (!published_)
-        publish_failure(row(rank()), error, false);
+        publish_failure(error, false);
 }
 
 void ControlPlane::poison_with(const Error& error, const std::string& what) {

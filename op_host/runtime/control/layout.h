@@ -58,9 +58,8 @@ enum RowFlag : uint8_t {
     row_strided = 128,       // PairSteps tell how the regions lie
 };
 
-/// A rank's announcement of one operator; Pair[W], the payload and PairSteps[W] follow.
-struct alignas(cache_line) Row {
-    std::atomic<uint64_t> seq;  // published with release once the rest is written
+/// What a rank announces of one operator, beside what concerns single peers.
+struct Announcement {
     DType dtype;
     OpKind op;
     ReduceOp reduce_op;
@@ -72,11 +71,24 @@ struct alignas(cache_line) Row {
     int64_t terms;          // what else they agree on, in the operator's form (core/terms.h)
     int32_t root;           // of a rooted operator
     uint32_t shape_digest;  // of a reduction (core/shape_words.h); 0: no shape to compare
+};
+
+/// A rank's announcement in shared memory; Pair[W], the payload and PairSteps[W] follow.
+struct alignas(cache_line) Row : Announcement {
+    std::atomic<uint64_t> seq;  // published with release once the rest is written
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
     const Pair* pairs() const { return reinterpret_cast<const Pair*>(this + 1); }
 };
 static_assert(sizeof(Row) == cache_line);
+
+/// The announcement that a rank prepares. It goes into the row when that is published: each store before would take the
+/// line away from peers that look at it already.
+struct OwnRow : Announcement {
+    Row* shared = nullptr;
+
+    Pair* pairs() const { return shared->pairs(); }
+};
 
 struct ErrorText {
     uint8_t kind;

@@ -64,9 +64,9 @@ class TcpCommunicator final : public ControlledCommunicator {
 
     // tcp_exchange.cpp
     void exchange_packed(const Exchange& exchange, double timeout);
-    void fill_row(const Exchange& exchange, Row& own_row);
-    void pack(const Exchange& exchange, Row& own_row);
-    void deliver(const Exchange& exchange, const Row& own_row, std::vector<int64_t>& recvs);
+    void fill_row(const Exchange& exchange, OwnRow& own_row);
+    void pack(const Exchange& exchange, OwnRow& own_row);
+    void deliver(const Exchange& exchange, const OwnRow& own_row, std::vector<int64_t>& recvs);
 
     // tcp_reduce.cpp
     void reduce_small(const Reduction& reduction);

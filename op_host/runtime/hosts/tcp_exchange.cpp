@@ -28,10 +28,10 @@ size_t place_of(const Exchange& x, int64_t displ) {
 
 void TcpCommunicator::exchange(const Exchange& x, double timeout) {
     if (is_strided(x)) return exchange_packed(x, timeout);
-    run(x.op, x.dtype, timeout, x.moves, [&](Row& own_row) {
+    run(x.op, x.dtype, timeout, x.moves, [&](OwnRow& own_row) {
         fill_row(x, own_row);
         if (x.moves) pack(x, own_row);
-        control_->publish(own_row);
+        control_->publish();
         control_->agree();
         std::vector<int64_t> recvs(x.recv_counts.begin(), x.recv_counts.end());
         if (x.moves) return deliver(x, own_row, recvs);
@@ -77,7 +77,7 @@ void TcpCommunicator::exchange_packed(const Exchange& x, double timeout) {
                     bytes_of(x.dtype, x.recv_counts[j]));
 }
 
-void TcpCommunicator::fill_row(const Exchange& x, Row& own_row) {
+void TcpCommunicator::fill_row(const Exchange& x, OwnRow& own_row) {
     const bool learns = x.recv_counts.empty();
     for (int j = 0; j < size(); ++j) {
         const auto i = static_cast<size_t>(j);
@@ -92,7 +92,7 @@ void TcpCommunicator::fill_row(const Exchange& x, Row& own_row) {
 }
 
 /// Packs all data that this rank sends, if they are few: regions for several ranks once.
-void TcpCommunicator::pack(const Exchange& x, Row& own_row) {
+void TcpCommunicator::pack(const Exchange& x, OwnRow& own_row) {
     size_t used = 0;
     for (size_t j = 0; j < x.send_counts.size(); ++j) {
         Pair& pair = own_row.pairs()[j];
@@ -116,7 +116,7 @@ void TcpCommunicator::pack(const Exchange& x, Row& own_row) {
     own_row.flags |= row_inline;
 }
 
-void TcpCommunicator::deliver(const Exchange& x, const Row& own_row, std::vector<int64_t>& recvs) {
+void TcpCommunicator::deliver(const Exchange& x, const OwnRow& own_row, std::vector<int64_t>& recvs) {
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
     // All ranks know how many send their data with their rows, so they decide alike.

@@ -107,10 +107,10 @@ struct TcpCommunicator::QuantRun {
 };
 
 void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    run(q.op, q.dtype, timeout, q.moves, [&](Row& own_row) {
+    run(q.op, q.dtype, timeout, q.moves, [&](OwnRow& own_row) {
         check(q);
         announce(own_row, *control_, q);
-        control_->publish(own_row);
+        control_->publish();
         control_->agree();
         if (q.moves) quant_reduce_in_pieces(q);
     });

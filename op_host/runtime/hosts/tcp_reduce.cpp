@@ -23,7 +23,7 @@ size_t input_bytes(const Reduction& r) {
 }  // namespace
 
 void TcpCommunicator::reduce(const Reduction& r, double timeout) {
-    run(r.op, r.dtype, timeout, r.moves, [&](Row& own_row) {
+    run(r.op, r.dtype, timeout, r.moves, [&](OwnRow& own_row) {
         announce(own_row, rank(), r);
         const size_t bytes = input_bytes(r) * inputs_per_rank(r);
         const bool small = bytes <= tcp_payload_bytes;
@@ -32,7 +32,7 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
             own_row.input.bits = bytes;
             own_row.flags |= row_inline;
         }
-        control_->publish(own_row);
+        control_->publish();
         control_->agree();
         if (!r.moves) return;
         if (small)

@@ -1,6 +1,7 @@
 // Data movement: announce, agree, then one copy per non-empty pair on the path that the two rows determine.
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <optional>
 
 #include "runtime/shm/shm_communicator.h"
@@ -18,26 +19,35 @@ constexpr size_t copied_twice = size_t{1} << 20;
 /// and with fewer bytes that takes longer than the stores have saved.
 constexpr size_t maybe_streamed = size_t{8} << 20;
 
-/// Measures the time between `go_on` and `pause`, if it is on.
+/// Measures the time between `go_on` and `pause`, if it is on. Where ranks share processors it is this thread's own:
+/// the time of the others' slices says nothing about a way.
 class Stopwatch {
   public:
-    explicit Stopwatch(bool runs) : runs_(runs) { go_on(); }
+    Stopwatch(bool runs, bool has_room) : runs_(runs), clock_(has_room ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID) {
+        go_on();
+    }
 
     void go_on() {
-        if (runs_) since_ = Clock::now();
+        if (runs_) since_ = now();
     }
     void pause() {
-        if (runs_) total_ += Clock::now() - since_;
+        if (runs_) total_ += now() - since_;
     }
     double nanoseconds() {
         pause();
-        return std::chrono::duration<double, std::nano>(total_).count();
+        return total_;
     }
 
   private:
+    double now() const {
+        timespec time{};
+        clock_gettime(clock_, &time);
+        return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
+    }
+
     bool runs_;
-    Clock::time_point since_;
-    Clock::duration total_{};
+    clockid_t clock_;
+    double since_ = 0, total_ = 0;
 };
 
 }  // namespace
@@ -91,8 +101,8 @@ struct ShmCommunicator::Ways {
     AlgorithmSelector::Way way = AlgorithmSelector::usual;
 };
 
-/// Fills the row except for its pairs, and chooses the ways.
-RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row, Ways& ways) {
+/// Returns where the data lie, as the row will have it.
+RowWords ShmCommunicator::locate(const Exchange& x, const ExchangeSummary& all) {
     RowWords own_words;
     own_words.input = Arena::instance().locate(x.input, all.input_extent);
     if (x.recv_counts.empty()) {
@@ -101,31 +111,36 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         own_words.output = announce_output(x.output, all.output_extent);
     }
     if (is_strided(x)) own_words.flags |= row_strided;
-    ways = choose_ways(x, all, own_words);
+    return own_words;
+}
+
+/// Fills the row except for its pairs.
+void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, const Ways& ways, RowWords& own_words,
+                               OwnRow& row) {
     if (ways.avoids_reads) own_words.flags |= row_avoids_reads;
     if (!x.moves)
         own_words.flags |= row_moves_nothing;
     else if (ways.ring)
         own_words.flags |= row_in_ring;
-    else if (!ways.at_once && allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
+    else if (!ways.at_once && allows(Path::inlined) && all.to_peers <= inline_capacity(own_words, ways))
         own_words.flags |= row_inline;
     else if (own_words.output.segment() != 0)
         give(own_words.output, x.recv_counts);
     else if (!x.recv_counts.empty())  // peers' outputs are assumed to be like this one
         give(own_words.input, x.send_counts);
+    row.flags = own_words.flags;
     row.balance = all.balance;
     row.root = x.root;
     row.terms = x.terms;
     row.count = x.row;
     row.input = own_words.input;
     row.output = own_words.output;
-    return own_words;
 }
 
 /// Fills the pairs, and copies data that travel with the row into the mailbox or the ring: peers that get the same
 /// region (all_gather) share one copy. A pair that is unchanged since the row's last operator is not written, so it
 /// stays in its reader's cache.
-void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
+void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, OwnRow& row) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
     const bool learns = (flags & row_learns) != 0, inlined = (flags & row_inline) != 0;
@@ -187,7 +202,6 @@ Location ShmCommunicator::give(Location location, std::span<const int64_t> count
     return location;
 }
 
-/// If ranks share processors, their times mean nothing; two copies are faster there.
 ShmCommunicator::Ways ShmCommunicator::choose_ways(const Exchange& x, const ExchangeSummary& all,
                                                    const RowWords& own_words) {
     using Selector = AlgorithmSelector;
@@ -196,21 +210,22 @@ ShmCommunicator::Ways ShmCommunicator::choose_ways(const Exchange& x, const Exch
     ways.avoids_reads = reads_refused_;
     ways.streams = exceeds_cache(all.read + all.written);
     if (learns || !x.moves) return ways;
-    const bool rings = fits_ring(all.to_peers), times = chooses_ && control_->has_room();
+    const bool rings = fits_ring(all.to_peers);
     const auto choose = [&](Selector& selector, size_t bytes, bool expected) {
-        const auto choice = selector.choose(bytes, control_->seq(), expected ? Selector::other : Selector::usual);
+        const auto choice = selector.choose(bytes, expected ? Selector::other : Selector::usual);
         if (choice.timed) ways.selector = &selector, ways.bytes = bytes, ways.way = choice.way;
         return choice.way == Selector::other;
     };
     const bool read_at_once = own_words.input.segment() != 0 || (allows(Path::cma) && !reads_refused_);
     if (rings) {  // the peer's output is assumed to be like this one
         const bool only = is_private && (is_strided(x) || !read_at_once);
+        const bool times = chooses_ && control_->has_room();
         ways.ring = only || !times ? is_private : choose(rings_[is_private], all.to_peers, is_private);
         ways.at_once = times && !ways.ring;
     } else if (is_private && !is_strided(x) && read_at_once && chooses_ && all.from_peers > 4 * options_.inline_bytes &&
                all.from_peers <= copied_twice && !ways.streams) {
-        ways.avoids_reads = times ? choose(reads_, all.from_peers, false) : true;
-    } else if (times && all.written >= maybe_streamed) {
+        ways.avoids_reads = choose(reads_, all.from_peers, false);
+    } else if (chooses_ && !is_private && all.written >= maybe_streamed) {
         ways.streams = choose(streams_, all.written, ways.streams);
     }
     return ways;
@@ -218,18 +233,18 @@ ShmCommunicator::Ways ShmCommunicator::choose_ways(const Exchange& x, const Exch
 
 /// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
 /// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
-/// is better up to larger sizes, even larger if ranks share processors.
-size_t ShmCommunicator::inline_capacity(const RowWords& own_words) const {
+/// is better up to larger sizes, if ranks share processors even where a ring is.
+size_t ShmCommunicator::inline_capacity(const RowWords& own_words, const Ways& ways) const {
     if (!chooses_ || (own_words.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (own_words.output.segment() != 0)  // peers' outputs are assumed to be like this one
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
-    return has_room ? 4 * options_.inline_bytes : control_->layout().inline_bytes();
+    return has_room || !ways.avoids_reads ? 4 * options_.inline_bytes : control_->layout().inline_bytes();
 }
 
 /// After agreement, a rank that learns its counts allocates its output and informs the ranks that write into it.
 /// Returns the bytes.
-size_t ShmCommunicator::learn_counts(Movement& m, Row& row) {
+size_t ShmCommunicator::learn_counts(Movement& m, OwnRow& row) {
     learnt_ = control_->counts_from_peers(m.x.dtype);
     targets_.clear();
     size_t bytes = 0;
@@ -244,7 +259,7 @@ size_t ShmCommunicator::learn_counts(Movement& m, Row& row) {
     m.rdispls = targets_;
     m.output_unit = 1;
     m.own_words.output = give(announce_output(m.output, bytes), learnt_);
-    write_once(row.output, m.own_words.output);
+    write_once(row.shared->output, m.own_words.output);
     control_->signal(control_->my_flags().late, control_->seq());
     return bytes;
 }
@@ -261,16 +276,16 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
 }
 
 // Reads nothing from this rank's own row, because a broken peer may have changed it.
-uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
+uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, OwnRow& row) {
     std::optional<ExchangeSummary> computed;
     const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
-    Ways ways;
-    RowWords own_words = fill_row(x, all, row, ways);
-    row.flags = own_words.flags;
-    Stopwatch watch(ways.selector != nullptr);
+    RowWords own_words = locate(x, all);
+    const Ways ways = choose_ways(x, all, own_words);
+    fill_row(x, all, ways, own_words, row);
+    Stopwatch watch(ways.selector != nullptr, control_->has_room());
     fill_pairs(x, own_words.flags, row);
     watch.pause();
-    control_->publish(row);
+    control_->publish();
     control_->agree();
     if ((own_words.flags & row_in_ring) != 0) settle_ring();
     const bool learns = (own_words.flags & row_learns) != 0;
@@ -296,7 +311,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     }
     copy_rows_in_turn();
     finish(m);
-    if (ways.selector != nullptr) ways.selector->note(ways.bytes, m.seq, ways.way, watch.nanoseconds());
+    if (ways.selector != nullptr) ways.selector->note(ways.bytes, ways.way, watch.nanoseconds());
     if (m.is_read) promoter_.note(m.input, all.input_extent);
     return m.moved;
 }

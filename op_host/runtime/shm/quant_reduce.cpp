@@ -102,15 +102,15 @@ size_t largest_piece(const QuantCodec& codec, size_t ranks) {
 }  // namespace
 
 void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    run(q.op, q.dtype, timeout, q.moves, [&](Row& own_row) { return quant_reduce_in_turn(q, own_row); });
+    run(q.op, q.dtype, timeout, q.moves, [&](OwnRow& own_row) { return quant_reduce_in_turn(q, own_row); });
 }
 
-uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& own_row) {
+uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, OwnRow& own_row) {
     check(q);
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     announce(own_row, *control_, q);
     if (!q.moves) {
-        control_->publish(own_row);
+        control_->publish();
         control_->agree();
         return 0;
     }
@@ -122,7 +122,7 @@ uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& own
 }
 
 void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
-                                      Row& own_row) {
+                                      OwnRow& own_row) {
     codec.streams = exceeds_cache(static_cast<size_t>(total_count(q)) * (size_of(q.dtype) + size_of(q.out_dtype)));
     size_t bytes = sizeof(QuantTerms);
     for (const QuantPart& part : parts)
@@ -137,7 +137,7 @@ void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec
 }
 
 void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& codec,
-                                         const std::vector<QuantPart>& parts, Row& own_row) {
+                                         const std::vector<QuantPart>& parts, OwnRow& own_row) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     QuantGrid grid{parts};
     grid.piece = std::max<size_t>(grid.longest(), 1);
@@ -149,7 +149,7 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
     for (size_t p = 0; p < parts.size(); ++p)
         if (parts[p].count > 0) codec.encode(grid.range(p, 0), control_->payload(own_row) + places[p]);
     own_row.flags |= row_inline;
-    control_->publish(own_row);
+    control_->publish();
     control_->agree();
     codec.commit_feedback();
 
@@ -174,7 +174,7 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
 }
 
 void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
-                                            Row& own_row) {
+                                            OwnRow& own_row) {
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
@@ -182,7 +182,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const size_t out_bytes = static_cast<size_t>(total_count(q)) * size_of(q.out_dtype);
     if (codec.reads_inputs()) own_row.input = give(Arena::instance().locate(q.input, in_bytes), {});
     if (!scatters) own_row.output = give(Arena::instance().locate(q.output, out_bytes), {});
-    control_->publish(own_row);
+    control_->publish();
     control_->agree();
     moving_ = true;
 

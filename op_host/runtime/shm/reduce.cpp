@@ -24,18 +24,18 @@ void add_sources(std::vector<const void*>& sources, const Reduction& r, const ch
 
 }  // namespace
 
-uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
+uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, OwnRow& own_row) {
     if (!kernel::reduces(r.dtype, r.reduce_op))
         throw invalid_param(1044, "op '", name_of(r.reduce_op), "' is not defined for dtype ", name_of(r.dtype),
                             ", expected ", dtypes_listed(r.reduce_op));
     announce(own_row, rank(), r);
     if (!r.moves) {
-        control_->publish(own_row);
+        control_->publish();
         control_->agree();
         return 0;
     }
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype) * inputs_per_rank(r);
-    if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, own_row);
+    if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, own_row) : reduce_two_shot(r, own_row);
 }
@@ -49,11 +49,11 @@ uint64_t ShmCommunicator::reduce_sources(const Reduction& r, const Part& part, P
     return part.bytes;
 }
 
-uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& own_row) {
+uint64_t ShmCommunicator::reduce_small(const Reduction& r, OwnRow& own_row) {
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     if (bytes > 0) std::memcpy(control_->payload(own_row), r.input, bytes * inputs_per_rank(r));
     own_row.flags |= row_inline;
-    control_->publish(own_row);
+    control_->publish();
     control_->agree();
     const Part part = result_part(r, rank());
     sources_.clear();
@@ -62,13 +62,13 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& own_row) {
 }
 
 /// Two ranks give each other their inputs before they agree.
-uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& own_row) {
+uint64_t ShmCommunicator::reduce_pair(const Reduction& r) {
     const int peer = 1 - rank();
     const auto* input = static_cast<const char*>(r.input);
     const Part theirs = result_part(r, peer), own = result_part(r, rank());
     const size_t n = inputs_per_rank(r);  // 1 where a rank gets a part
     put_into_ring({const_cast<char*>(input + theirs.begin)}, theirs.bytes * n);
-    control_->publish(own_row);
+    control_->publish();
     control_->agree();
     moving_ = true;
     settle_ring();
@@ -129,13 +129,13 @@ struct ReduceStages {
 
 }  // namespace
 
-uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
+uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, OwnRow& own_row) {
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     const size_t n = inputs_per_rank(r), ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
     own_row.input = give(Arena::instance().locate(r.input, bytes * n), {});
     if (gathers && r.op != OpKind::reduce) own_row.output = give(Arena::instance().locate(r.output, bytes), {});
-    control_->publish(own_row);
+    control_->publish();
     control_->agree();
     moving_ = true;
 

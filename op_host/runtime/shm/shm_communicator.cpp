@@ -182,12 +182,12 @@ void ShmCommunicator::probe_peers() {
 
 void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
     run(exchange.op, exchange.dtype, timeout, exchange.moves,
-        [&](Row& own_row) { return exchange_in_turn(exchange, own_row); });
+        [&](OwnRow& own_row) { return exchange_in_turn(exchange, own_row); });
 }
 
 void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
     run(reduction.op, reduction.dtype, timeout, reduction.moves,
-        [&](Row& own_row) { return reduce_in_turn(reduction, own_row); });
+        [&](OwnRow& own_row) { return reduce_in_turn(reduction, own_row); });
 }
 
 MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {

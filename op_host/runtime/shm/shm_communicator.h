@@ -81,12 +81,14 @@ class ShmCommunicator final : public ControlledCommunicator {
     // exchange.cpp
     struct Movement;
     struct Ways;
-    uint64_t exchange_in_turn(const Exchange& exchange, Row& own_row);
-    RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row, Ways& ways);
-    void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
+    uint64_t exchange_in_turn(const Exchange& exchange, OwnRow& own_row);
+    RowWords locate(const Exchange& exchange, const ExchangeSummary& all);
+    void fill_row(const Exchange& exchange, const ExchangeSummary& all, const Ways& ways, RowWords& own_words,
+                  OwnRow& row);
+    void fill_pairs(const Exchange& exchange, uint8_t flags, OwnRow& row);
     Ways choose_ways(const Exchange& exchange, const ExchangeSummary& all, const RowWords& own_words);
-    size_t inline_capacity(const RowWords& own_words) const;
-    size_t learn_counts(Movement& m, Row& row);
+    size_t inline_capacity(const RowWords& own_words, const Ways& ways) const;
+    size_t learn_counts(Movement& m, OwnRow& row);
     void keep_own(Movement& m);
     void send_to(Movement& m, int to);
     void receive_from(Movement& m, int from);
@@ -135,22 +137,23 @@ class ShmCommunicator final : public ControlledCommunicator {
     size_t pump_in(Stream& stream);
 
     // reduce.cpp
-    uint64_t reduce_in_turn(const Reduction& reduction, Row& own_row);
+    uint64_t reduce_in_turn(const Reduction& reduction, OwnRow& own_row);
     bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
     uint64_t reduce_sources(const Reduction& reduction, const Part& part, Path path);
-    uint64_t reduce_small(const Reduction& reduction, Row& own_row);
-    uint64_t reduce_pair(const Reduction& reduction, Row& own_row);
-    uint64_t reduce_two_shot(const Reduction& reduction, Row& own_row);
+    uint64_t reduce_small(const Reduction& reduction, OwnRow& own_row);
+    uint64_t reduce_pair(const Reduction& reduction);
+    uint64_t reduce_two_shot(const Reduction& reduction, OwnRow& own_row);
     bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
 
     // quant_reduce.cpp
-    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, Row& own_row);
-    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& own_row);
+    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, OwnRow& own_row);
+    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, OwnRow& own_row);
     void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts,
-                            Row& own_row);
-    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& own_row);
+                            OwnRow& own_row);
+    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
+                               OwnRow& own_row);
 
     std::shared_ptr<Links> links_;
     std::vector<ShmPeer> peers_;
@@ -170,7 +173,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     // What is quicker, at once or by the other way: the ring between two ranks, into shared and into private outputs;
     // two copies of private memory with shared memory between; stores past the caches.
     std::array<AlgorithmSelector, 2> rings_;
-    AlgorithmSelector reads_, streams_;
+    AlgorithmSelector reads_, streams_{2};
     HugepagePromoter promoter_;
     std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
     std::vector<Copy> copies_;
