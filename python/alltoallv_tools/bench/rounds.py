@@ -155,7 +155,7 @@ def _prepare(job: Job, name: str, case: Case) -> Entry:
 
 
 def _block(seconds: float) -> tuple[int, int]:
-    """Returns the numbers of timed and warm calls in a block, for calls that take ``seconds``; a warm one at least, which
+    """Returns the numbers of timed and warm calls in a block, for calls that take ``seconds``. One at least is warm: it
     finds what another competitor has left in the caches.
     """
     seconds = max(seconds, 1e-7)
