@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.adapters import as_bytes
 from alltoallv.paddle.tensors import allocate, core_name, region
 from alltoallv.testing import golden
 

@@ -18,7 +18,7 @@ from paddle_arrays import to_numpy, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
-from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.adapters import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.paddle import _needs
 from alltoallv.paddle.tensors import _NAMES, ADAPTER, allocate, region

@@ -5,15 +5,18 @@ Each framework's front end has one, and `find` chooses it.
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from alltoallv import _core
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.regions import Region, as_bytes
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 A = TypeVar("A", bound=Any)  # the framework's tensor
 T = TypeVar("T")
@@ -213,3 +216,32 @@ def find(name: str, x: object) -> Adapter[Any]:
             )
         by_class[kind] = adapter
     return by_class[kind]
+
+
+# Regions of host memory: which of them overlap, and where they lie from a common base.
+
+
+Region = tuple[int, int]  # address of the first byte, number of bytes
+
+
+def check_untracked(tracked: bool, value: Any, name: str = "input", argument: str = "out") -> None:
+    """Raises InvalidParamError for an argument that nobody may give for an input of which autograd keeps track."""
+    if tracked and value is not None:
+        raise InvalidParamError(
+            f"{argument} is given for {name}, which wants a gradient, expected one or the other", id=1151
+        )
+
+
+def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:
+    """Returns the lowest address of any byte, and each region's offset from there in bytes; 0 for empty ones."""
+    base = min([address for address, nbytes in regions if nbytes], default=0)
+    return base, [address - base if nbytes else 0 for address, nbytes in regions]
+
+
+def as_bytes(region: Region) -> npt.NDArray[Any]:
+    """Returns the region as an array over its memory, which the caller keeps alive."""
+    address, nbytes = region
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)

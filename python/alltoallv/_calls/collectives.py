@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from alltoallv import _core
+from alltoallv._calls.adapters import Region, lowest
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import Region, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError

@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import experts, linear
-from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.adapters import A, Adapter, as_bytes
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
 from alltoallv._calls.dimensions import Sizes, read_swap, swapped
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
-from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 

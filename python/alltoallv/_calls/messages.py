@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from alltoallv import _core
-from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.adapters import A, Adapter, Region
 from alltoallv._calls.collectives import count_of
-from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv._calls import objects
+from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.counts import packed
 from alltoallv._calls.dimensions import contiguous
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, Move, Slices, boxes, division, moves, numel
-from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError

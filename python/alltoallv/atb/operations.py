@@ -12,9 +12,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from alltoallv import _core
 from alltoallv._calls import adapters
-from alltoallv._calls.adapters import Adapter, check_on_npu
+from alltoallv._calls.adapters import Adapter, Region, check_on_npu
 from alltoallv._calls.guard import Member, guard
-from alltoallv._calls.regions import Region
 from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, InvalidTensorError

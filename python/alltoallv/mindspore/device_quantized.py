@@ -16,9 +16,9 @@ import numpy.typing as npt
 from mindspore import Tensor, jit_class, mint, ops
 
 from alltoallv import _core
+from alltoallv._calls.adapters import Region
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, ValueOverflowError
 from alltoallv.mindspore import device_codes, device_op

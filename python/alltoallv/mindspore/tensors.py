@@ -16,7 +16,7 @@ from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.ops.composite import base
 
 from alltoallv import _core, memory
-from alltoallv._calls.regions import Region
+from alltoallv._calls.adapters import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
 try:  # settle() waits for its executor; the public call refuses CPU

@@ -14,10 +14,9 @@ import paddle
 from paddle import Tensor
 
 from alltoallv import _core, memory
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import Adapter, Region
 from alltoallv._calls.guard import Member, Pending
 from alltoallv._calls.handle import Ended, Handle
-from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.quantization.feedback import ErrorFeedback
 

@@ -11,7 +11,7 @@ from column import WRONG_SOURCE, Array, Column, Row, in_parts
 from right import A, S, V
 from wrong import PARAM, TENSOR, bad_of
 
-from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.adapters import as_bytes
 from alltoallv.testing.golden import dtype_of
 
 

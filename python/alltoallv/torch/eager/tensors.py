@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
-from alltoallv._calls.adapters import not_contiguous, wrong_dtype
+from alltoallv._calls.adapters import Region, not_contiguous, wrong_dtype
 from alltoallv._calls.counts import Unit, rows_of
-from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager.graphs import is_tracing
 

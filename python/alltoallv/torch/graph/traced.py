@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_untracked
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups

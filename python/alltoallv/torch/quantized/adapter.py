@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import Adapter, Region
 from alltoallv._calls.handle import COUNT_NAMES
-from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
