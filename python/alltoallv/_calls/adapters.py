@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.handle import Handle
+from alltoallv._calls.guard import Handle
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 A = TypeVar("A", bound=Any)  # the framework's tensor

@@ -12,8 +12,7 @@ from alltoallv import _absent, _core
 from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts, Unit
-from alltoallv._calls.guard import guard
-from alltoallv._calls.handle import Handle
+from alltoallv._calls.guard import Handle, guard
 from alltoallv._calls.linear import leaf_products, leaf_reduction
 from alltoallv._calls.objects import COLLECTIVES
 from alltoallv.communicator import Communicator

@@ -19,8 +19,7 @@ from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.collectives import ReductionPlan
 from alltoallv._calls.counts import Layout, even_parts, overlap, packed, rows_of
-from alltoallv._calls.guard import guard
-from alltoallv._calls.handle import Handle
+from alltoallv._calls.guard import Handle, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 

@@ -13,8 +13,7 @@ from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
 from alltoallv._calls.adapters import check_on_npu, check_untracked
-from alltoallv._calls.guard import guard
-from alltoallv._calls.handle import COUNT_NAMES, STATUS_SHAPE
+from alltoallv._calls.guard import COUNT_NAMES, STATUS_SHAPE, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_op

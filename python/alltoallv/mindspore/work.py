@@ -11,7 +11,7 @@ from mindspore._c_expression import CommHandle as Native
 from mindspore.communication import comm_func
 from mindspore.ops.function import comm_func as functions
 
-from alltoallv._calls.handle import Ended, Handle, raise_for
+from alltoallv._calls.guard import Ended, Handle, raise_for
 
 
 class CommHandle(Handle, functions.CommHandle, comm_func.CommHandle):

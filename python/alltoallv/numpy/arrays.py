@@ -11,7 +11,7 @@ import numpy.typing as npt
 from alltoallv import _core, communicator, memory
 from alltoallv._calls.adapters import Adapter, Region, not_writable, wrong_dtype
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.handle import Ended, Handle
+from alltoallv._calls.guard import Ended, Handle
 from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype

@@ -15,8 +15,7 @@ from paddle import Tensor
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter, Region
-from alltoallv._calls.guard import Member, Pending
-from alltoallv._calls.handle import Ended, Handle
+from alltoallv._calls.guard import Ended, Handle, Member, Pending
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.quantization.feedback import ErrorFeedback
 

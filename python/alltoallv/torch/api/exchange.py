@@ -16,8 +16,7 @@ from alltoallv._calls import experts
 from alltoallv._calls.adapters import check_on_npu, check_untracked
 from alltoallv._calls.counts import Counts, Unit, check_length, plan_request, read_request
 from alltoallv._calls.experts import Matrix
-from alltoallv._calls.guard import guard
-from alltoallv._calls.handle import COUNT_NAMES
+from alltoallv._calls.guard import COUNT_NAMES, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled
 
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.handle import Ended, Handle, raise_for
+from alltoallv._calls.guard import Ended, Handle, raise_for
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import profile
 

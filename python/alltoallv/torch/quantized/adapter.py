@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.adapters import Adapter, Region
-from alltoallv._calls.handle import COUNT_NAMES
+from alltoallv._calls.guard import COUNT_NAMES
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
