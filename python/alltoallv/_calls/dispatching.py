@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import experts, objects
+from alltoallv._calls import experts, messages
 from alltoallv._calls.adapters import A
 from alltoallv._calls.guard import guard, lockstep
 from alltoallv._calls.routing import Load, Routing, RoutingOptions, chunk_ends
@@ -143,7 +143,7 @@ def named(comm: Any, error: PeerMismatchError, terms: dict[str, str]) -> PeerMis
         return error
     every = list[dict[str, str]]()
     with contextlib.suppress(AllToAllVError):  # a rank is elsewhere
-        every = objects.all_gather(comm, dict(terms))(-1.0)
+        every = messages.all_gather(comm, dict(terms))(-1.0)
     for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
         if every[rank][name] != every[0][name]:
             text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"

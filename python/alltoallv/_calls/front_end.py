@@ -14,7 +14,7 @@ from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import Handle, guard
 from alltoallv._calls.linear import leaf_products, leaf_reduction
-from alltoallv._calls.objects import COLLECTIVES
+from alltoallv._calls.messages import COLLECTIVES
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
@@ -154,7 +154,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         timeout: float | None = None,
         **more: Any,
     ) -> Any:
-        """Runs one of `alltoallv._calls.objects.COLLECTIVES`, and returns its result; None on a rank outside the group.
+        """Runs one of `alltoallv._calls.messages.COLLECTIVES`; returns its result, None on a rank outside the group.
 
         Args:
             root: The name and the value of the argument that gives the root.

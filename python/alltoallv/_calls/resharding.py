@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from alltoallv import _core
-from alltoallv._calls import objects
+from alltoallv._calls import messages
 from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.counts import packed
 from alltoallv._calls.dimensions import contiguous
@@ -341,7 +341,7 @@ def agreed(comm: Communicator, tensors: Sequence[Described]) -> list[tuple[tuple
             ((each.source.key, each.target.key), f"source {each.source}, target {each.target}", *each[3:])
             for each in tensors
         ]
-        call = objects.all_gather(comm, pickle.dumps(([each.name for each in tensors], terms)))
+        call = messages.all_gather(comm, pickle.dumps(([each.name for each in tensors], terms)))
     read = functools.lru_cache(None)(pickle.loads)  # most ranks say the same
     names, every = zip(*map(read, call(-1.0)), strict=True)
     for rank, theirs in enumerate(names):
@@ -449,7 +449,7 @@ class Resharding(Generic[T]):
                 form = self._form(self.terms[i][1], None)
                 divisions[i] = [exchanges_of(step, self._size, form, self._in_rows) for step in self.steps[i]]
             with guard(comm, "all_gather"):
-                call = objects.all_gather(comm, [divisions[i] for i in large])
+                call = messages.all_gather(comm, [divisions[i] for i in large])
             for i, of_ranks in zip(large, zip(*call(-1.0), strict=True), strict=True):
                 divisions[i] = [max(each) for each in zip(*of_ranks, strict=True)]
         return divisions

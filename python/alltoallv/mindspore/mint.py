@@ -18,7 +18,6 @@ from mindspore.mint.distributed.distributed import TCPStore
 
 from alltoallv import _core
 from alltoallv._calls import messages as calls
-from alltoallv._calls import objects
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
@@ -508,13 +507,13 @@ def scatter_object_list(
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
     """Sends the entries of ``object_list`` to rank ``dst``, which calls `recv_object_list`. ``device`` is ignored."""
     comm, rank = _messaging("send_object_list", object_list, "dst", dst, group)
-    objects.send(comm, object_list, rank)
+    calls.send(comm, object_list, rank)
 
 
 def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> int:
     """Fills ``object_list`` with what rank ``src`` sends, as many entries; returns 0. ``device`` is ignored."""
     comm, rank = _messaging("recv_object_list", object_list, "src", src, group)
-    object_list[:] = objects.recv(comm, len(object_list), rank)
+    object_list[:] = calls.recv(comm, len(object_list), rank)
     return 0
 
 

@@ -17,7 +17,7 @@ from alltoallv import numpy as an
 from alltoallv._calls import messages
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.objects import loads, pickled
+from alltoallv._calls.messages import loads, pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi import requests

@@ -11,7 +11,7 @@ import numpy as np
 from alltoallv import communicator
 from alltoallv import numpy as an
 from alltoallv._calls.guard import guard
-from alltoallv._calls.objects import pickled
+from alltoallv._calls.messages import pickled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi.communicators import Comm, exchange_objects, note_world_ranks, worlds

@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import messages, objects
+from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import AllToAllVError
@@ -247,7 +247,7 @@ def send_object(
     Raises:
         InvalidParamError: the object cannot be pickled; and the errors of `send`.
     """
-    objects.send(resolve(group), [value], dst, tag, _core.read_timeout(timeout))
+    messages.send(resolve(group), [value], dst, tag, _core.read_timeout(timeout))
 
 
 def recv_object(
@@ -259,7 +259,7 @@ def recv_object(
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late. Unpickling may
             raise other errors.
     """
-    return objects.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
+    return messages.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
 
 
 def broadcast_object(

@@ -18,7 +18,7 @@ from paddle.distributed.models.moe import utils as gate_operators
 from paddle.distributed.utils import moe_utils, nccl_utils
 
 from alltoallv import communicator
-from alltoallv._calls import objects, subgroups
+from alltoallv._calls import messages, subgroups
 from alltoallv._calls.front_end import Replacements
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.launch import detect as launch
@@ -217,5 +217,5 @@ def _endpoints() -> list[str]:
         free.bind((host, 0))
         endpoint = f"{host}:{free.getsockname()[1]}"
     comm = communicator.default()
-    gathered: list[str] = objects.all_gather(comm, endpoint)(-1.0)
+    gathered: list[str] = messages.all_gather(comm, endpoint)(-1.0)
     return gathered

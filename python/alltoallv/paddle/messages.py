@@ -12,7 +12,7 @@ import paddle
 from paddle import Tensor
 
 from alltoallv import _core
-from alltoallv._calls import messages, objects
+from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.front_end import front_end
@@ -152,7 +152,7 @@ def send_object_list(
     """Sends the entries of ``object_list`` to rank ``dst`` (``dst_in_group`` in the group)."""
     member = _peer("dst", object_list, dst, dst_in_group, group)
     if member is not None:
-        objects.send(member[0], object_list, member[1])
+        messages.send(member[0], object_list, member[1])
 
 
 def recv_object_list(
@@ -161,7 +161,7 @@ def recv_object_list(
     """Fills ``object_list`` with what rank ``src`` (``src_in_group`` in the group) sends, as many entries."""
     member = _peer("src", object_list, src, src_in_group, group)
     if member is not None:
-        object_list[:] = objects.recv(member[0], len(object_list), member[1])
+        object_list[:] = messages.recv(member[0], len(object_list), member[1])
 
 
 def _peer(
