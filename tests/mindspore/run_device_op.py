@@ -25,7 +25,7 @@ from alltoallv import (
     QuantType,
     _core,
 )
-from alltoallv._calls.linear import Reduction, gathering
+from alltoallv._calls.collectives import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.mindspore import counted, device_op, device_quantized, distributed, front_end, tensors
 from alltoallv.mindspore.adapter import LATE

@@ -151,7 +151,7 @@ class Adapter(ABC, Generic[A]):
         run()
 
     def enqueue(self, linear: Any, input: A, output: A | None) -> A:
-        """Puts an `alltoallv._calls.linear.Linear` into the framework's queue and returns its output."""
+        """Puts an `alltoallv._calls.collectives.Linear` into the framework's queue and returns its output."""
         raise NotImplementedError
 
     def learn(self, transfer: Any, input: A) -> Sequence[int]:

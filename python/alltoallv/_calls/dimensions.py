@@ -17,9 +17,9 @@ from typing import Any
 
 from alltoallv import _core
 from alltoallv._calls.adapters import A
+from alltoallv._calls.collectives import Linear, Transfer
 from alltoallv._calls.counts import Layout, chunks, integer, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Linear, Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 

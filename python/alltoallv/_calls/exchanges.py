@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import experts, linear
+from alltoallv._calls import collectives, experts
 from alltoallv._calls.adapters import A, Adapter, as_bytes
+from alltoallv._calls.collectives import CountsUnknown, InFlight, Linear, Map, Transfer
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
 from alltoallv._calls.dimensions import Sizes, read_swap, swapped
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
@@ -209,7 +209,7 @@ class Exchanges(FrontEnd[A, G, H]):
                     "an array was changed while the other arguments were read, expected it to stay unchanged", id=1029
                 )
             layout, shape = request.layout, tuple(x.shape)
-            if wants_grad and (index := linear.packing(*layout[:2])) is not None:
+            if wants_grad and (index := collectives.packing(*layout[:2])) is not None:
                 x = self.taken(x, index)
                 layout, shape = (layout[0], packed(layout[0]), *layout[2:]), (len(index),)
         terms = shape, request.shape, layout, request.row
@@ -292,7 +292,7 @@ class Exchanges(FrontEnd[A, G, H]):
                 _core.Request.all_gather(comm.size, x.shape, math.prod(shape), names[0])
                 if not self.adapter.queues():
                     _core.check_gather_apart(self.adapter.region(out), self.adapter.region(dense), comm.rank)
-            call = linear.gathering(self.adapter, comm, x.shape, shape, timeout=limit)
+            call = collectives.gathering(self.adapter, comm, x.shape, shape, timeout=limit)
         return self.run(x, replace(call, operator=operator), out, names[0], async_op)
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 from alltoallv import _absent, _core
 from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.collectives import leaf_products, leaf_reduction
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import Handle, guard
-from alltoallv._calls.linear import leaf_products, leaf_reduction
 from alltoallv._calls.messages import COLLECTIVES
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter, as_bytes, check_untracked
+from alltoallv._calls.collectives import Map
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
-from alltoallv._calls.linear import Map
 from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype

@@ -12,11 +12,11 @@ from mindspore import Tensor, mint, ops
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter, Region
+from alltoallv._calls.collectives import LeafReduction, Linear, Reduction, Transfer
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.dimensions import Swapped
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import LeafReduction, Linear, Reduction, Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import counted, device_op, device_quantized

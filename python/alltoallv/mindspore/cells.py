@@ -15,9 +15,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
 from mindspore.ops.primitive import constexpr
 
+from alltoallv._calls.collectives import all_reduction, leaf_reduction
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import all_reduction, leaf_reduction
 from alltoallv.atb.operations import AllToAllVOperation, connect
 from alltoallv.atb.params import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.atb.quant_operations import QuantAllReduceOperation

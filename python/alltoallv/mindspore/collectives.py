@@ -15,10 +15,9 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv import _core
-from alltoallv._calls.collectives import check_order
+from alltoallv._calls.collectives import Reduction, check_order, gathering
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Reduction, gathering
 from alltoallv._core import CheckedCall
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError

@@ -17,10 +17,10 @@ from mindspore.graph import jit_trace
 
 from alltoallv import _core
 from alltoallv._calls.adapters import as_bytes
+from alltoallv._calls.collectives import Map, all_reduction
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.exchanges import ExpertRows, Order
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Map, all_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import device_op, device_quantized

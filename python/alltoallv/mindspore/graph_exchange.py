@@ -22,9 +22,9 @@ from mindspore._c_expression.typing import TensorType, type_to_type_id
 
 from alltoallv import _core
 from alltoallv._calls import adapters
+from alltoallv._calls.collectives import Transfer
 from alltoallv._calls.counts import Unit, overlap
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import device_op

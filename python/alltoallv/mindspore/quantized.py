@@ -8,8 +8,8 @@ import mindspore
 from mindspore import Tensor, ops
 
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import device_codes, device_quantized
 from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout

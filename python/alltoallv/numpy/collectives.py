@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls.collectives import check_no_order, check_order
+from alltoallv._calls.collectives import check_no_order, check_order, leaf_products
 from alltoallv._calls.counts import Counts, even_parts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.numpy.arrays import ADAPTER, Array, Work, address, as_input, check_output, later, region, resolve

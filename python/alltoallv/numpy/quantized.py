@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve
 from alltoallv.numpy.collectives import multiply

@@ -12,9 +12,9 @@ from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.adapters import check_untracked
+from alltoallv._calls.collectives import Map
 from alltoallv._calls.counts import Counts, share_of
 from alltoallv._calls.exchanges import ExpertRows
-from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.paddle.group import Group, rank_in, resolve

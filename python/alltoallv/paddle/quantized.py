@@ -7,8 +7,8 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
+from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.linear import leaf_products
 from alltoallv.paddle.collectives import multiply
 from alltoallv.paddle.front_end import apply
 from alltoallv.paddle.group import Group, resolve

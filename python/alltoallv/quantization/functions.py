@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.collectives import Map, Transfer, all_reduction, check_shapes, gathering, leaf_reduction
 from alltoallv._calls.counts import Counts, split_layout
 from alltoallv._calls.experts import gathered
 from alltoallv._calls.guard import guard, lockstep
-from alltoallv._calls.linear import Map, Transfer, all_reduction, check_shapes, gathering, leaf_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import bounds, requests

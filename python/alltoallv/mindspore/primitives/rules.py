@@ -15,9 +15,9 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv._calls import messages
+from alltoallv._calls.collectives import Transfer
 from alltoallv._calls.counts import rows_of, share_of
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import group as groups

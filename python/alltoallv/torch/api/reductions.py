@@ -12,10 +12,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from alltoallv import _core
-from alltoallv._calls.collectives import CheckedCall, ReductionPlan, check_reduction, shape_of_list
+from alltoallv._calls.collectives import CheckedCall, ReductionPlan, check_reduction, leaf_products, shape_of_list
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api.calling import call_collective

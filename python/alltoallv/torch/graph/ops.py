@@ -224,7 +224,7 @@ def all_reduce_leaves(input: Tensor, leaves: int, group: str) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns the product of a leaf; see `alltoallv._calls.linear.leaf_products`."""
+    """Returns the product of a leaf; see `alltoallv._calls.collectives.leaf_products`."""
     # Contiguous, each in memory of its own: a library may choose its way by strides and alignment.
     return torch.nn.functional.linear(x.contiguous(), weight.contiguous())
 

@@ -13,9 +13,9 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
+from alltoallv._calls.collectives import check_shapes
 from alltoallv._calls.counts import Counts, as_counts, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import check_shapes
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests

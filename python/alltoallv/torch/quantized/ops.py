@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.collectives import check_shapes, leaf_products
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard, lockstep
-from alltoallv._calls.linear import check_shapes, leaf_products
 from alltoallv.quantization import requests
 from alltoallv.quantization.requests import chunk_rows
 from alltoallv.quantization.spec import Options
