@@ -17,7 +17,7 @@ from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.counts import packed
-from alltoallv._calls.dimensions import contiguous
+from alltoallv._calls.exchanges import contiguous
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, Move, Slices, boxes, division, moves, numel
 from alltoallv.communicator import Communicator

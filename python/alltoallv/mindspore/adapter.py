@@ -14,7 +14,7 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Adapter, Region
 from alltoallv._calls.collectives import LeafReduction, Linear, Reduction, Transfer
 from alltoallv._calls.counts import even_parts
-from alltoallv._calls.dimensions import Swapped
+from alltoallv._calls.exchanges import Swapped
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.parallel import Layout as OwnLayout
 
-from alltoallv._calls.dimensions import Sizes
+from alltoallv._calls.exchanges import Sizes
 from alltoallv._calls.layouts import Layout, read_layout
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.dimensions import contiguous
+from alltoallv._calls.exchanges import contiguous
 from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mpi.constants import BOTTOM, ORDER_C, ORDER_FORTRAN

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv._calls.dimensions import Sizes
+from alltoallv._calls.exchanges import Sizes
 from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve

@@ -10,7 +10,7 @@ from typing import Any
 
 from paddle import Tensor
 
-from alltoallv._calls.dimensions import Sizes
+from alltoallv._calls.exchanges import Sizes
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.front_end import apply, front_end, wants_gradient

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv import _core
 from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.collectives import CheckedCall, Map
-from alltoallv._calls.dimensions import Sizes, read_swap
+from alltoallv._calls.exchanges import Sizes, read_swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.resharding import Described, Placed, Resharding

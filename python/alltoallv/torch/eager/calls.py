@@ -14,7 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import CheckedCall, ReductionPlan, check_reduction
 from alltoallv._calls.counts import Layout, scaled, split_layout
-from alltoallv._calls.dimensions import Swap
+from alltoallv._calls.exchanges import Swap
 from alltoallv._calls.guard import Call, Pending
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.counts import Layout, even_parts, even_split, overlap, packed, rows_of
-from alltoallv._calls.dimensions import Swap
+from alltoallv._calls.exchanges import Swap
 from alltoallv._calls.guard import STATUS_SHAPE, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
