@@ -17,7 +17,7 @@ from on_ranks import mostly_slow, on_both, on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv._calls import routing
+from alltoallv._calls.experts import CODES
 from alltoallv.errors import InvalidParamError, PeerLostError
 from alltoallv.testing import Ranks
 from alltoallv.testing.quantized_formats import FORMATS
@@ -182,13 +182,13 @@ def test_rows_have_the_values_of_their_codes(payload: str) -> None:
     assert back.combine(tokens, state).tobytes() == rows.tobytes()
 
 
-@pytest.mark.parametrize("payload", routing.CODES)
+@pytest.mark.parametrize("payload", CODES)
 @on_ranks(2)
 def test_codes_and_scales(comm: Communicator, payload: str) -> None:
     tokens, ids, weights, _ = problem()
     codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload=payload, codes=True).dispatch(tokens, ids, weights)
     rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload=payload).dispatch(tokens, ids, weights)
-    assert codes.dtype.name == routing.CODES[payload]
+    assert codes.dtype.name == CODES[payload]
     assert np.array_equal(codes.astype(np.float32) * state.scales[:, None], rows)
 
 

@@ -11,7 +11,7 @@ from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv._calls.routing import Routing
+from alltoallv._calls.experts import Routing
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 

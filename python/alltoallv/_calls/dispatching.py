@@ -14,8 +14,8 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls import experts, messages
 from alltoallv._calls.adapters import A
+from alltoallv._calls.experts import Load, Routing, RoutingOptions, chunk_ends
 from alltoallv._calls.guard import guard, lockstep
-from alltoallv._calls.routing import Load, Routing, RoutingOptions, chunk_ends
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError, PeerMismatchError

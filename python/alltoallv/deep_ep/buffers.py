@@ -10,8 +10,8 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.dispatching import OPERATOR, named
+from alltoallv._calls.experts import MOST
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import MOST
 from alltoallv.communicator import Communicator
 from alltoallv.deep_ep import handles
 from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of

@@ -13,7 +13,7 @@ from mindspore.common._grad_function import _Function
 from alltoallv import _core
 from alltoallv._calls.adapters import as_bytes
 from alltoallv._calls.dispatching import Array, Dispatched, Dispatching, DispatchState, collect, sum_dtype
-from alltoallv._calls.routing import RoutingOptions
+from alltoallv._calls.experts import RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
 from alltoallv.errors import InvalidParamError

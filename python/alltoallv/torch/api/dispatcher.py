@@ -15,8 +15,8 @@ from alltoallv import _core
 from alltoallv._calls import dispatching
 from alltoallv._calls.counts import split_layout
 from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
+from alltoallv._calls.experts import MOST, RoutingOptions
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import MOST, RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import moe_ops

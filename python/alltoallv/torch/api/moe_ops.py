@@ -22,8 +22,8 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.dispatching import OPERATOR, Route, added
 from alltoallv._calls.dispatching import begin_dispatch as begin_in_core
+from alltoallv._calls.experts import Routing, check_coded, group_of
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import Routing, check_coded, group_of
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
