@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from alltoallv._calls.kernels import providers
+from alltoallv.quantization.spec import providers
 from alltoallv_emulator import graphs, kernels, operators
 from alltoallv_emulator.host_views import host_view, on_host, synchronize, to_npu
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -227,3 +228,10 @@ class QuantizedReduction:
     def count(self) -> int:
         """Elements of a vector."""
         return sum(self.counts)
+
+
+# Another package registers its quantization kernels for a kind of device here.
+
+
+# Providers by device type. A provider returns None if it has no kernels after all.
+providers: dict[str, Callable[[], Any]] = {}

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv._calls.kernels import providers
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.spec import Quantization
+from alltoallv.quantization.spec import Quantization, providers
 from alltoallv.torch.engines import torch_kernels
 
 _log = logging.getLogger("alltoallv")
