@@ -18,8 +18,7 @@ from trouble import join
 from alltoallv import Communicator, _core
 from alltoallv import numpy as av
 from alltoallv.errors import InvalidParamError, PeerMismatchError
-from alltoallv.quantization.bounds import worst
-from alltoallv.quantization.spec import Quantization
+from alltoallv.quantization.spec import Quantization, worst_error
 from alltoallv.testing import Ranks, run_ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
@@ -345,7 +344,7 @@ def test_no_bound_is_above_the_worst(
         inputs, format=name, group_size=group, gather=gather, op=op, dtype=DTYPES[out_dtype], bounds=found
     )
     how = Quantization.checked(name, group, gather, op)
-    assert found[0].max() <= worst(how, [float(np.abs(x).max()) for x in inputs], out_dtype)
+    assert found[0].max() <= worst_error(how, [float(np.abs(x).max()) for x in inputs], out_dtype)
 
 
 def vectors(rng: np.random.Generator, count: int, length: int) -> Iterator[tuple[str, Array]]:

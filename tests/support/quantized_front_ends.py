@@ -13,7 +13,7 @@ import numpy as np
 from alltoallv import Communicator
 from alltoallv import numpy as an
 from alltoallv._calls.adapters import Adapter, as_bytes
-from alltoallv.quantization.bounds import Bounded
+from alltoallv.quantization.spec import Bounded
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import dtype_of
 

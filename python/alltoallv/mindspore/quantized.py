@@ -21,12 +21,11 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue, tracks, wants_gradient
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization import requests
-from alltoallv.quantization.bounds import Accuracy
-from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall
 from alltoallv.quantization.requests import exclude, present
 from alltoallv.quantization.spec import (
+    Accuracy,
     Format,
     Gather,
     GroupSize,
@@ -37,6 +36,7 @@ from alltoallv.quantization.spec import (
     coding,
     grouping,
 )
+from alltoallv.quantization.spec import Bounded as Bounded
 
 __all__ = [
     "Bounded",

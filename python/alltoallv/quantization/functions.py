@@ -17,11 +17,12 @@ from alltoallv._calls.experts import gathered
 from alltoallv._calls.guard import guard, lockstep
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
-from alltoallv.quantization import bounds, requests
-from alltoallv.quantization.bounds import Accuracy, Bounded, argument
+from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.requests import Reduction, Rows
 from alltoallv.quantization.spec import (
+    Accuracy,
+    Bounded,
     Format,
     Gather,
     GroupSize,
@@ -29,6 +30,8 @@ from alltoallv.quantization.spec import (
     Overflow,
     Quantization,
     SumOp,
+    accuracy_argument,
+    chosen_format,
     coding,
     grouping,
     grouping_of,
@@ -257,7 +260,7 @@ class Quantized(Generic[A]):
             options = self.chosen(comm, "quantized_all_reduce", input, options, accuracy, error_feedback)
         with guard(comm, "quantized_all_reduce"):
             excluded = {"out": out, "async_op": async_op, "error_feedback": error_feedback}
-            wants_grad = self.wants_grad(input, **excluded, **argument(accuracy))
+            wants_grad = self.wants_grad(input, **excluded, **accuracy_argument(accuracy))
             reduction = requests.all_reduce(
                 self.adapter, comm, input, options, out, error_feedback, accuracy is not None
             )
@@ -284,7 +287,7 @@ class Quantized(Generic[A]):
             options = self.chosen(comm, "quantized_reduce_scatter", input, options, accuracy, error_feedback)
         with guard(comm, "quantized_reduce_scatter"):
             excluded = {"out": out, "async_op": async_op, "error_feedback": error_feedback}
-            wants_grad = self.wants_grad(input, **excluded, **argument(accuracy))
+            wants_grad = self.wants_grad(input, **excluded, **accuracy_argument(accuracy))
             reduction = requests.reduce_scatter(
                 self.adapter, comm, input, recv_counts, options, out, error_feedback, accuracy is not None
             )
@@ -309,7 +312,7 @@ class Quantized(Generic[A]):
         if accuracy is not None:
             options = self.chosen(comm, "quantized_all_to_all", input, options, accuracy, None)
         with guard(comm, "quantized_all_to_all"):
-            wants_grad = self.wants_grad(input, async_op=async_op, **argument(accuracy))
+            wants_grad = self.wants_grad(input, async_op=async_op, **accuracy_argument(accuracy))
             rows = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options, accuracy is not None)
             call = self.exchanges()(self.adapter, comm, rows, timeout)
         return self._run(input, call, wants_grad, async_op)
@@ -330,7 +333,7 @@ class Quantized(Generic[A]):
         words = [int(row[0]) for row in gathered(self.host(comm), [word])]
         by_rows = operator == "quantized_all_to_all"
         count = math.prod(shape[1:] if by_rows else shape)
-        return bounds.chosen(words, options, count, out_dtype, by_rows, self.offers)
+        return chosen_format(words, options, count, out_dtype, by_rows, self.offers)
 
     def offers(self, spec: Quantization) -> bool:
         """Returns whether calls can have a format, the same on all ranks."""

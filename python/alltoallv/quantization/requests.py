@@ -16,9 +16,8 @@ from alltoallv._calls.counts import Counts, Layout, as_counts, integer, scaled, 
 from alltoallv._calls.guard import Member
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.quantization.bounds import Bounded
 from alltoallv.quantization.feedback import Feedback
-from alltoallv.quantization.spec import FLOATS, Options, Quantization, QuantizedReduction
+from alltoallv.quantization.spec import FLOATS, Bounded, Options, Quantization, QuantizedReduction
 
 Floats = npt.NDArray[np.float32]
 SCALES = Options._fields[:3]

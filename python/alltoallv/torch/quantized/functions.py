@@ -19,10 +19,8 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
-from alltoallv.quantization.bounds import Accuracy, argument
-from alltoallv.quantization.bounds import Bounded as Bounded
-from alltoallv.quantization.bounds import chosen as chosen_by
 from alltoallv.quantization.spec import (
+    Accuracy,
     Format,
     Gather,
     GroupSize,
@@ -30,9 +28,12 @@ from alltoallv.quantization.spec import (
     Overflow,
     Quantization,
     SumOp,
+    accuracy_argument,
+    chosen_format,
     coding,
     grouping,
 )
+from alltoallv.quantization.spec import Bounded as Bounded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
@@ -85,7 +86,7 @@ def with_format(
     def offers(spec: Quantization) -> bool:
         return in_host_memory or offers_format(spec, kernels_for(x.device.type), not by_rows)
 
-    return chosen_by(received.tolist(), options, count, out_dtype, by_rows, offers)
+    return chosen_format(received.tolist(), options, count, out_dtype, by_rows, offers)
 
 
 def _largest_magnitude(x: Tensor) -> int:
@@ -283,7 +284,7 @@ def _reduced(
     watches = is_watched() and not (traced or wants_grad)
     seen = watches and feedback is None and limit is None and accuracy is None and not async_op
     with guard(comm, f"quantized_{request.__name__}"):
-        terms = argument(accuracy)
+        terms = accuracy_argument(accuracy)
         if traced:
             requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit, **terms)
         if wants_grad:
@@ -385,7 +386,7 @@ def quantized_all_to_all(
         quantize_gradient=quantize_gradient,
     )
     accuracy = Accuracy.asked(bound, max_error, bits, format)
-    terms = argument(accuracy)
+    terms = accuracy_argument(accuracy)
     comm: Any = None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))

@@ -13,8 +13,7 @@ from alltoallv import _core
 from alltoallv._calls.counts import Counts
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
-from alltoallv.quantization.bounds import Bounded
-from alltoallv.quantization.spec import Options, Overflow, Quantization
+from alltoallv.quantization.spec import Bounded, Options, Overflow, Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
