@@ -22,7 +22,7 @@ from alltoallv import (
 )
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
 from alltoallv.extras import extra
-from alltoallv.quantization.feedback import Feedback
+from alltoallv.quantization.requests import Feedback
 from alltoallv.testing import quantized, reference
 from alltoallv.testing.golden import assert_bits_equal
 

@@ -17,7 +17,7 @@ from alltoallv.atb.operations import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo, QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.feedback import Feedback
+from alltoallv.quantization.requests import Feedback
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 
 _OPERATOR = "quantized_all_reduce"

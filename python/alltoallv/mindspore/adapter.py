@@ -35,7 +35,7 @@ from alltoallv.mindspore.tensors import (
     wants_gradient,
 )
 from alltoallv.mindspore.work import CommHandle, Done, Received
-from alltoallv.quantization.feedback import ErrorFeedback
+from alltoallv.quantization.requests import ErrorFeedback
 from alltoallv.quantization.spec import QuantizedReduction
 
 

@@ -21,8 +21,8 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue, tracks, wants_gradient
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization import requests
-from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall
+from alltoallv.quantization.requests import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.requests import exclude, present
 from alltoallv.quantization.spec import (
     Accuracy,

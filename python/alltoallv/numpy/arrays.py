@@ -16,7 +16,7 @@ from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.quantization.feedback import ErrorFeedback
+from alltoallv.quantization.requests import ErrorFeedback
 
 
 class Work(Handle):

@@ -11,8 +11,8 @@ from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve
 from alltoallv.numpy.collectives import multiply
-from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.requests import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.spec import Accuracy, Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 from alltoallv.quantization.spec import Bounded as Bounded
 

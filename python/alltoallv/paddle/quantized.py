@@ -13,8 +13,8 @@ from alltoallv.paddle.collectives import multiply
 from alltoallv.paddle.front_end import apply
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import ADAPTER, check_tensor
-from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.requests import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.requests import exclude
 from alltoallv.quantization.spec import Accuracy, Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 from alltoallv.quantization.spec import Bounded as Bounded

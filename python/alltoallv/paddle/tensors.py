@@ -17,7 +17,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter, Region
 from alltoallv._calls.guard import Ended, Handle, Member, Pending
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
-from alltoallv.quantization.feedback import ErrorFeedback
+from alltoallv.quantization.requests import ErrorFeedback
 
 
 class Task(Handle):

@@ -18,8 +18,7 @@ from alltoallv._calls.guard import guard, lockstep
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
-from alltoallv.quantization.feedback import ErrorFeedback
-from alltoallv.quantization.requests import Reduction, Rows
+from alltoallv.quantization.requests import ErrorFeedback, Reduction, Rows
 from alltoallv.quantization.spec import (
     Accuracy,
     Bounded,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.feedback import Feedback
+from alltoallv.quantization.requests import Feedback
 from alltoallv.quantization.spec import Quantization
 
 _KEYS = ("shapes", "group_size", "rank", "size", "buckets")
