@@ -16,7 +16,7 @@ import numpy.typing as npt
 import alltoallv.numpy as av
 from alltoallv import _core
 from alltoallv._calls import resharding
-from alltoallv.testing import quantized_codes
+from alltoallv.testing import quantized_formats
 from alltoallv.testing.quantized_formats import FORMATS as FORMAT_ROWS
 
 Array = npt.NDArray[Any]
@@ -278,8 +278,8 @@ def rounded(
     values, records = whole.copy(), []
     for each, lacks in pieces(source, target, size, whole.shape):
         if lacks:
-            codes = quantized_codes.quantize(whole.flat[each], group_size, format=name)
-            values.flat[each] = quantized_codes.dequantize(codes, whole.dtype)
+            codes = quantized_formats.quantize(whole.flat[each], group_size, format=name)
+            values.flat[each] = quantized_formats.dequantize(codes, whole.dtype)
             records.append((lacks, len(each), name, codes.group_size))
     return values, records
 

@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from alltoallv.testing import quantized_formats as formats
 from alltoallv.testing.golden import dtype_of
-from alltoallv.testing.quantized_codes import (
+from alltoallv.testing.quantized_formats import (
+    FORMATS,
     Array,
     Codes,
     Floats,
+    Format,
     Overflow,
     Quantized,
     canonical_nan,
@@ -28,12 +30,12 @@ from alltoallv.testing.quantized_codes import (
     dequantize,
     dequantize_sum,
     handle_overflow,
+    limited_tensor_scale,
     named,
     quantize,
     scale_of,
     widened,
 )
-from alltoallv.testing.quantized_formats import FORMATS, Format, limited_tensor_scale
 from alltoallv.testing.reference import all_reduce_leaves, all_to_all_v, equal_part
 
 __all__ = [
