@@ -13,9 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alltoallv.testing.outcome import Outcome, RankExit, RankFailures, RankTimeout, RemoteError
     from alltoallv.testing.pool import Ranks, run_ranks
-    from alltoallv.testing.threads import world
+    from alltoallv.testing.worker import Outcome, RankExit, RankFailures, RankTimeout, RemoteError, world
 
 __all__ = ["Outcome", "RankExit", "RankFailures", "RankTimeout", "Ranks", "RemoteError", "run_ranks", "world"]
 
@@ -24,7 +23,7 @@ def __getattr__(name: str) -> Any:
     # pytest loads the plugin wherever alltoallv is installed, even without the modules that the pool needs.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"Ranks": "pool", "run_ranks": "pool", "world": "threads"}.get(name, "outcome")
+    module = "pool" if name in ("Ranks", "run_ranks") else "worker"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 

@@ -23,9 +23,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from alltoallv.extras import extra
 from alltoallv.launch.processes import Forked, ForkServer, Guard, describe_exit, kill_group
-from alltoallv.testing.outcome import OUTPUT_LIMIT, Outcome, RankExit, RankFailures, RankTimeout
-from alltoallv.testing.threads import run_threads
-from alltoallv.testing.worker import Reply, Task, code_of_file
+from alltoallv.testing.worker import (
+    OUTPUT_LIMIT,
+    Outcome,
+    RankExit,
+    RankFailures,
+    RankTimeout,
+    Reply,
+    Task,
+    code_of_file,
+    run_threads,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

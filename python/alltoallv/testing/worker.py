@@ -1,4 +1,4 @@
-"""The program of a worker process: runs the functions that it receives, one after the other."""
+"""Runs functions on ranks, in a worker process or in threads of this one, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import resource
 import signal
 import sys
+import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +25,79 @@ from typing import Any
 from alltoallv.extras import extra
 from alltoallv.launch.processes import die_with_parent
 from alltoallv.testing.data_path import data_path
-from alltoallv.testing.outcome import RemoteError
+
+OUTPUT_LIMIT = 64 << 10  # characters of a rank's output that a report shows
+
+
+class RankExit(Exception):
+    """A rank's process ended without returning a result, or with a bad exit status.
+
+    ``exit_code`` is negative for a signal, as in ``subprocess.Popen.returncode``.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RankTimeout(Exception):
+    """A rank did not finish in time and was killed; its stacks are in the output."""
+
+
+class RemoteError(Exception):
+    """Stands for an exception that cannot be sent between processes; its text is the original's."""
+
+
+@dataclass
+class Outcome:
+    """Describes how a function ended on one rank.
+
+    Attributes:
+        rank: the rank.
+        result: what the function returned.
+        error: the exception that it raised, or RankExit or RankTimeout; None if all went well.
+        traceback: the exception's traceback, as text.
+        output: the text that the rank printed.
+        exit_code: the process's, negative for a signal; None while the process lives on, and for threads.
+    """
+
+    rank: int
+    result: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    output: str = ""
+    exit_code: int | None = None
+
+    def report(self) -> str:
+        """Returns all that is known, for a person."""
+        text = self.traceback or f"{type(self.error).__name__}: {self.error}"
+        lines = [f"--- rank {self.rank}: {type(self.error).__name__} ---", text.rstrip()]
+        if self.output:
+            cut = "...\n" if len(self.output) > OUTPUT_LIMIT else ""
+            lines += [f"--- output of rank {self.rank} ---", (cut + self.output[-OUTPUT_LIMIT:]).rstrip()]
+        return "\n".join(lines)
+
+
+class RankFailures(AssertionError):
+    """At least one rank failed; the message holds every failing rank's traceback and output.
+
+    Attributes:
+        outcomes: the outcomes of all ranks.
+        errors: the exception of every rank that failed, by rank.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes = list(outcomes)
+        self.errors = {o.rank: o.error for o in outcomes if o.error is not None}
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        summary = "; ".join(f"rank {o.rank}: {type(o.error).__name__}: {_first_line(o.error)}" for o in failed)
+        head = f"{len(failed)} of {len(self.outcomes)} ranks failed ({summary})"
+        super().__init__("\n".join([head, *(outcome.report() for outcome in failed)]))
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).partition("\n")[0]
+
 
 cloudpickle = extra("cloudpickle", "testing")
 
@@ -152,3 +227,109 @@ def format_exception(error: BaseException) -> str:
     """Returns the traceback without the frame of :func:`run`."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+ABORT_SECONDS = 2.0  # given to a late rank to end once its communicator is aborted
+
+
+def run_threads(
+    size: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    settings: dict[str, Any] | None,
+    timeout: float,
+) -> list[Outcome]:
+    """Runs the function on ``size`` threads, with communicators if there are ``settings`` for them."""
+    communicators: list[Any] = []
+    if settings is not None:
+        from alltoallv import Communicator, _core
+
+        if settings.pop("simulated", False):
+            communicators = [Communicator(core) for core in _core.simulated_communicators(size, **settings)]
+        else:
+            with data_path(settings.pop("path", None)):
+                communicators = Communicator.threads(size, **settings)
+    outcomes = [Outcome(rank) for rank in range(size)]
+
+    def call(rank: int) -> None:
+        try:
+            if not communicators:
+                outcomes[rank].result = function(rank, size, *args)
+                return
+            try:
+                outcomes[rank].result = function(communicators[rank], *args)
+            finally:
+                communicators[rank].destroy()
+        except BaseException as error:
+            outcomes[rank].error = error
+            outcomes[rank].traceback = format_exception(error)
+
+    threads = []
+    for rank in range(size):
+        threads.append(threading.Thread(target=call, args=(rank,), name=f"rank-{rank}", daemon=True))
+        threads[rank].start()
+    end = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    if late:
+        stacks = _dump_stacks()
+        for communicator in communicators:
+            communicator.abort(f"rank {late[0]} did not finish within {timeout:g} s")
+        for rank in late:
+            threads[rank].join(ABORT_SECONDS)
+            outcomes[rank].error = RankTimeout(f"rank {rank} did not finish within {timeout:g} s")
+            outcomes[rank].output = stacks if rank == late[0] else ""
+    return outcomes
+
+
+def _dump_stacks() -> str:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+_numbers = itertools.count()
+
+
+def world(size: int, *, timeout: float = 600.0, comm_timeout: float = 300.0) -> Callable[..., list[Any]]:
+    """Returns a function that runs another one on ``size`` simulated ranks and returns their results in rank order.
+
+    ``world(1024)(function, *args)`` calls ``function(communicator, *args)`` on 1,024 threads of this process. Values
+    are right and errors are the same on all ranks: exchanges of every kind, reductions and objects are carried out at
+    a table, where the last rank of each compares all calls and moves everybody's data. There are neither messages nor
+    quantized reductions, and times mean nothing: `run_ranks` has the transport.
+
+    Args:
+        size: Number of ranks.
+        timeout: Seconds after which ranks that have not finished are given up.
+        comm_timeout: Seconds that a rank waits for its peers in an operator.
+
+    Raises:
+        ValueError: ``size`` is below 1.
+        RankFailures: By the returned function: ranks failed; it has every rank's exception.
+    """
+    if size < 1:
+        raise ValueError(f"size is {size}, expected at least 1")
+
+    def run(function: Callable[..., Any], *args: Any) -> list[Any]:
+        # A thread that waits for Python's lock asks for it every few milliseconds, which thousands must not.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000.0)
+        try:
+            return _results(size, function, args, comm_timeout, timeout)
+        finally:
+            sys.setswitchinterval(interval)
+
+    return run
+
+
+def _results(
+    size: int, function: Callable[..., Any], args: tuple[Any, ...], comm_timeout: float, timeout: float
+) -> list[Any]:
+    settings = {"domain": f"world-{next(_numbers)}", "timeout": comm_timeout, "simulated": True}
+    outcomes = run_threads(size, function, args, settings, timeout)
+    if any(outcome.error is not None for outcome in outcomes):
+        raise RankFailures(outcomes)
+    return [outcome.result for outcome in outcomes]
