@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alltoallv.atb.operations import AllToAllVOperation as AllToAllVOperation
+    from alltoallv.atb.operations import QuantAllReduceOperation as QuantAllReduceOperation
     from alltoallv.atb.params import AllToAllVParam as AllToAllVParam
     from alltoallv.atb.params import CommMode as CommMode
     from alltoallv.atb.params import QuantAllReduceParam as QuantAllReduceParam
     from alltoallv.atb.params import QuantType as QuantType
-    from alltoallv.atb.quant_operations import QuantAllReduceOperation as QuantAllReduceOperation
     from alltoallv.communicator import Communicator as Communicator
     from alltoallv.memory import empty as empty
     from alltoallv.tracing import trace as trace
@@ -32,7 +32,7 @@ _HOMES = {
     "AllToAllVOperation": "atb.operations",
     "AllToAllVParam": "atb.params",
     "CommMode": "atb.params",
-    "QuantAllReduceOperation": "atb.quant_operations",
+    "QuantAllReduceOperation": "atb.operations",
     "QuantAllReduceParam": "atb.params",
     "QuantType": "atb.params",
 }

@@ -21,8 +21,7 @@ from alltoallv.mindspore import _needs as _needs
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
 from alltoallv._calls.front_end import publish as _publish
-from alltoallv.atb.operations import AllToAllVOperation
-from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation
 from alltoallv.mindspore import (
     cells,
     collectives,
@@ -52,10 +51,9 @@ _OURS = (
     *("collectives", "comm_func", "communication_ops", "counted", "dispatcher", "front_end", "group", "messages"),
     *("mint", "quantized", "tensors"),
 )
-_ATB = "atb.operations", "atb.quant_operations"
-_SHARED = "_calls.exchanges", "quantization.functions"
+_SHARED = "atb.operations", "_calls.exchanges", "quantization.functions"
 _NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in _OURS)
-for _module in (*_NAMES, *_ATB, *_SHARED):
+for _module in (*_NAMES, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = ["AllToAllVOperation", "CommHandle", "MoEDispatcher", "QuantAllReduceOperation", "Received", "empty"]

@@ -18,9 +18,8 @@ from mindspore.ops.primitive import constexpr
 from alltoallv._calls.collectives import all_reduction, leaf_reduction
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.guard import guard
-from alltoallv.atb.operations import AllToAllVOperation, connect
+from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation, connect
 from alltoallv.atb.params import AllToAllVParam, QuantAllReduceParam, QuantType
-from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized

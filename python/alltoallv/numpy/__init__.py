@@ -6,8 +6,7 @@ it is done.
 """
 
 from alltoallv._calls.front_end import publish as _publish
-from alltoallv.atb.operations import AllToAllVOperation
-from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation
 from alltoallv.numpy import collectives, exchange, messages, quantized, resharding
 from alltoallv.numpy.arrays import Work
 from alltoallv.numpy.collectives import *

@@ -17,8 +17,7 @@ import sys as _sys
 
 import alltoallv as _alltoallv
 from alltoallv._calls.front_end import publish as _publish
-from alltoallv.atb.operations import AllToAllVOperation
-from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs
 
 # isort: split

@@ -16,8 +16,7 @@ torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 
 from alltoallv._calls.front_end import publish as _publish
-from alltoallv.atb.operations import AllToAllVOperation
-from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
 from alltoallv.torch.api import collectives, exchange, p2p, reductions, resharding
