@@ -20,7 +20,7 @@ from alltoallv import Communicator
 from alltoallv._calls.collectives import COMPLEX, FLOATS, OTHERS
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import golden, reference
-from alltoallv.torch.eager.declaration import REDUCE_OPS
+from alltoallv.torch.eager.calls import REDUCE_OPS
 
 REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
 COUNTS = [2, 0, 5]  # rows that each rank gives or gets

@@ -20,7 +20,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 from alltoallv.torch.api.dispatcher import check_experts
 from alltoallv.torch.api.moe_ops import TENSORS, as_bytes, begin_collect, exchange, side_by_side, sum_dtype
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
 
 Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales

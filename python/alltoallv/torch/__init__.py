@@ -26,9 +26,9 @@ from alltoallv.torch.api.exchange import Plan
 from alltoallv.torch.api.p2p import *
 from alltoallv.torch.api.reductions import *
 from alltoallv.torch.api.resharding import *
+from alltoallv.torch.eager.calls import Received, Work
 from alltoallv.torch.eager.group import from_group
 from alltoallv.torch.eager.tensors import empty
-from alltoallv.torch.eager.work import Received, Work
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.process_group.group import GroupOptions
 from alltoallv.torch.quantized import functions as quantized_functions

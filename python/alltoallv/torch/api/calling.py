@@ -15,11 +15,10 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
+from alltoallv.torch.eager.calls import NO_PARAMETERS, Collective, Parameters, Work
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import check_contiguous, check_tensor
-from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.traced import collective
 from alltoallv.torch.graph.watched import is_watched

@@ -1,7 +1,7 @@
 """The collectives of torch.distributed that move data, with torch's signatures; `reductions` has the others.
 
 They write into the caller's tensors and return None, or the `Work` with ``async_op=True``. They have no gradients, as
-in torch; `alltoallv.torch.functional` has. Before each stands its declaration (`eager.declaration`), which checks the
+in torch; `alltoallv.torch.functional` has. Before each stands its declaration (`eager.calls`), which checks the
 arguments and returns an `Operation`, ready to start. Tensors that are not contiguous are copied; an output of that
 kind is complete when ``wait`` has returned. In a graph they are an operator and copies; ``torch.compile`` leaves
 `barrier` out of its graphs.
@@ -33,8 +33,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import Operation
-from alltoallv.torch.eager.declaration import Collective, Method, Parameters, Tensors
+from alltoallv.torch.eager.calls import Collective, Method, Operation, Parameters, Tensors, Work
 from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import AnyCommunicator, Group
 from alltoallv.torch.eager.tensors import (
@@ -48,7 +47,6 @@ from alltoallv.torch.eager.tensors import (
     output_of,
     region,
 )
-from alltoallv.torch.eager.work import Work
 
 __all__ = [
     "all_gather",

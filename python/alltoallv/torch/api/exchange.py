@@ -22,10 +22,18 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator, Operation
-from alltoallv.torch.eager.declaration import COLLECTIVES, Collective, Parameters, Tensors
+from alltoallv.torch.eager.calls import (
+    COLLECTIVES,
+    Collective,
+    Operation,
+    Parameters,
+    Received,
+    Tensors,
+    Work,
+    counts_on_device,
+)
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
-from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.eager.tensors import (
     as_input,
     check_contiguous,
@@ -40,7 +48,6 @@ from alltoallv.torch.eager.tensors import (
     row_size,
     shaped,
 )
-from alltoallv.torch.eager.work import Received, Work, counts_on_device
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced, watched
 from alltoallv.torch.graph.library import Operator, known_size

@@ -26,7 +26,7 @@ from alltoallv._calls.experts import Routing, check_coded, group_of
 from alltoallv._calls.guard import guard
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.eager import calls
-from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import as_input, core_name
 from alltoallv.torch.graph.library import Operator, known_size
 from alltoallv.torch.graph.ops import communicator_of

@@ -16,11 +16,10 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.api.calling import rank_in
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import Operation, check_place
+from alltoallv.torch.eager.calls import Done, Operation, Work, check_place
 from alltoallv.torch.eager.graphs import between_graphs, has_no_data
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, output_of, region
-from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.watched import is_watched
 

@@ -20,8 +20,18 @@ from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import Operation, check_place
-from alltoallv.torch.eager.declaration import REDUCE_OPS, Collective, Method, Parameters, Tensors, op_for, order_for
+from alltoallv.torch.eager.calls import (
+    REDUCE_OPS,
+    Collective,
+    Method,
+    Operation,
+    Parameters,
+    Tensors,
+    Work,
+    check_place,
+    op_for,
+    order_for,
+)
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.eager.tensors import (
@@ -34,7 +44,6 @@ from alltoallv.torch.eager.tensors import (
     joined,
     output_of,
 )
-from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "row_parallel_linear"]

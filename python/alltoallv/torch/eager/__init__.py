@@ -1,1 +1,1 @@
-"""How a call runs at once: its group, its tensors, the declaration of its collective, its handle."""
+"""How a call runs at once: its group, its tensors, its declaration and handle, who observes it."""

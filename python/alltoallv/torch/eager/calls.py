@@ -1,30 +1,144 @@
-"""Makes collectives that have passed this rank's checks, in host memory or over a device's engine."""
+"""Makes collectives that have passed this rank's checks, in host memory or over a device's engine; the handles of those
+that are asynchronous, and what is declared of each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import _profiler_enabled
 
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import CheckedCall, ReductionPlan, check_reduction
-from alltoallv._calls.counts import Layout, scaled, split_layout
+from alltoallv._calls.counts import Counts, Layout, scaled, split_layout
 from alltoallv._calls.exchanges import Swap
-from alltoallv._calls.guard import Call, Pending
+from alltoallv._calls.guard import Call, Ended, Handle, Pending, raise_for
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
+from alltoallv.launch import variables
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
 from alltoallv.torch.eager import profile
-from alltoallv.torch.eager.group import AnyCommunicator as AnyCommunicator
+from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, empty, from_block, region, wraps
-from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceCall
+
+Future: TypeAlias = torch.futures.Future[Any]
+_LONG = 1e9  # seconds
+
+
+class Work(Handle):
+    """An operator under way, with the methods of ``torch.distributed.Work``.
+
+    The tensors it uses stay alive until it is done, also when the handle is dropped.
+    """
+
+    _seen = staticmethod(_profiler_enabled)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
+        return profile.waiting()
+
+    def _seconds(self, timeout: Any) -> float | None:
+        if isinstance(timeout, timedelta):
+            return timeout.total_seconds() or None  # torch's zero means no limit
+        return super()._seconds(timeout)
+
+    def is_success(self) -> bool:
+        """Returns True once the operator has succeeded."""
+        return self.is_completed() and self.exception() is None
+
+    def synchronize(self) -> None:
+        """Waits for the operator: its memory is the host's, which has no streams."""
+        self.wait()
+
+    def get_future(self) -> Future:
+        """Returns a future of the output, completed by a thread that waits for the operator.
+
+        It raises errors as RuntimeError, with their class and text in the message.
+        """
+
+        def result() -> Any:
+            self.wait(_LONG)  # this thread has no stream of its own that anybody could use
+            return self.result()
+
+        outcome, future = promise()
+        threading.Thread(target=settle, args=(outcome, result), name="alltoallv-future", daemon=True).start()
+        return future
+
+
+class Done(Ended, Work):
+    """The handle of a call in a graph, which is done when it returns."""
+
+
+def promise() -> tuple[Future, Future]:
+    """Returns a future to `settle`, and the one for the caller, which then has the result or raises the error."""
+    outcome: Future = torch.futures.Future()
+    # torch's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
+    return outcome, outcome.then(_unwrap)
+
+
+def settle(outcome: Future, result: Callable[[], Any]) -> None:
+    """Completes a future of `promise` with what ``result()`` returns or raises."""
+    try:
+        outcome.set_result((result(), None))
+    except Exception as error:
+        outcome.set_result((None, error))
+
+
+def _unwrap(outcome: Future) -> Any:
+    result, error = outcome.value()
+    if error is not None:
+        raise error.with_traceback(None)
+    return result
+
+
+class Received(NamedTuple):
+    """The result of an `all_to_all_v` with a capacity: three tensors on the device, filled by the device.
+
+    Attributes:
+        output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
+            the order of the ranks; zeros behind.
+        recv_counts: int64, shape ``[W]``: how many came from each rank.
+        status: int32; its column 0 is zeros, or describes what went wrong, the same on all ranks; `check` reads it.
+    """
+
+    output: Tensor
+    recv_counts: Tensor
+    status: Tensor
+
+    def check(self) -> Received:
+        """Waits for the device, and returns this result if the exchange was done; may be called when it suits.
+
+        Raises:
+            InvalidParamError: On every rank: one receives more than its capacity, or has counts that do not fit its
+                input. Nothing was written anywhere, and the communicator stays usable.
+            PeerMismatchError: The same for rows of different sizes, or counts that are not the ``recv_counts`` given.
+            CommTimeoutError: A rank did not come in time (HCCL_EXEC_TIMEOUT); the group's kernels are of no more use.
+        """
+        raise_for(self.status.cpu().tolist())
+        return self
+
+
+def counts_on_device(name: str, counts: Counts, device: torch.device, size: int) -> Tensor:
+    """Returns counts as int64 on the device; those that lie there are not read by the host."""
+    tensor = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise InvalidParamError(f"{name} has dtype {tensor.dtype}, expected integers", id=1432)
+    if tuple(tensor.shape) != (size,):
+        raise InvalidParamError(
+            f"{name} has shape {tuple(tensor.shape)}, expected ({size},), one entry per rank", id=1433
+        )
+    return tensor.to(device, torch.int64).contiguous()
 
 
 @dataclass(slots=True)
@@ -336,3 +450,113 @@ def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
     apart = next((other for other in others if other.device != first.device), None)
     if apart is not None:
         raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device", id=2110)
+
+
+# Declares a collective as a row, from which follow what a graph has in its place (`torch.graph`), and the method of the
+# backend (`torch.process_group.backend`). The function that users call stands beside it, in `torch.api`.
+
+
+Tensors = Sequence[Tensor]
+
+
+class Parameters(NamedTuple):
+    """The arguments of a collective other than its tensors."""
+
+    op: Any = dist.ReduceOp.SUM
+    root: int = 0
+    counts: Any = (None, None)  # a `Counts` each: split sizes of the output and the input; or an exchange's layout
+    unit: Any = "row"  # the unit of the counts that the ranks compare; None: whichever fits
+    order: str | None = None  # of a reduction: "rank", or None for the group's
+
+
+NO_PARAMETERS = Parameters()
+Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Parameters], Operation]
+# Of the core, outputs, inputs, parameters, timeout and async_op.
+AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Parameters, float | None, bool], Any]
+
+
+class Method(NamedTuple):
+    """Describes how the process groups of torch.distributed name a collective and what they call it with.
+
+    Attributes:
+        names: The method's names: first the name in torch's engines, then names in newer versions of torch.
+        options: The class of its last argument, from which the call's timeout comes.
+        parameters: Makes the `Parameters`, of the options and the arguments that follow the tensors.
+        arguments: How many arguments follow the tensors.
+        flat: Whether tensors are given as such, and not in a list with one entry for each device of the rank.
+        coalesced: The names of the method that makes several such calls.
+    """
+
+    names: tuple[str, ...]
+    options: type
+    parameters: Callable[..., Parameters] = lambda options: NO_PARAMETERS
+    arguments: int = 0
+    flat: bool = False
+    coalesced: tuple[str, ...] = ()
+
+
+COLLECTIVES: dict[str, Collective] = {}  # by name
+
+
+@dataclass(slots=True, eq=False)
+class Collective:
+    """Declares a collective: it decorates the function that prepares it, and has its name, without an underscore.
+
+    Attributes:
+        prepare: Given communicator, outputs, inputs and terms, checks them and returns what is ready to start.
+        outputs, inputs: The public function's arguments; lists if their names say so.
+        operator: The name that the ranks compare and errors give; by default the function's name.
+        updates: Whether the previous values of the outputs are read, or partly kept.
+        strict: Whether the function demands outputs that are contiguous.
+        at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
+            async_op the pair of it and the pending call; else None.
+        method: The form that process groups have, if torch.distributed has the collective.
+    """
+
+    prepare: Prepare
+    outputs: str = ""
+    inputs: str = ""
+    operator: str = ""
+    updates: bool = False
+    strict: bool = False
+    at_once: AtOnce | None = None
+    method: Method | None = None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.prepare.__name__.removeprefix("_")
+        self.operator = self.operator or self.name
+        COLLECTIVES[self.name] = self
+
+    def result(self, outs: Tensors) -> Any:
+        """Returns the result of a handle: the list of outputs, or the one output of a strict function."""
+        return outs[0] if self.strict and not self.outputs.endswith("_list") else list(outs)
+
+
+# The operations of reductions, in torch's words and in the core's.
+
+
+REDUCTIONS = frozenset(("all_reduce", "reduce", "reduce_scatter"))  # operators
+_NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
+
+
+def order_for(parameters: Parameters) -> str | None:
+    """Returns the call's order of additions; raises InvalidParamError if it is none."""
+    return variables.order("order", parameters.order)
+
+
+def op_for(tensor: Tensor, op: Any) -> str:
+    """Returns the core's name of a ``ReduceOp`` that fits the tensor; torch's own if the core has none.
+
+    Raises:
+        InvalidParamError: it is no ReduceOp, or does not fit complex tensors, whose parts the engines reduce.
+    """
+    try:
+        kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
+    except TypeError:
+        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp", id=1434) from None
+    name = str(REDUCE_OPS.get(kind, kind.name))
+    if tensor.is_complex() and name not in ("sum", "avg"):
+        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}", id=1435)
+    return name

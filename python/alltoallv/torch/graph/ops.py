@@ -30,9 +30,8 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.launch import variables
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator
-from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, Parameters
-from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.calls import COLLECTIVES, NO_PARAMETERS, Parameters
+from alltoallv.torch.eager.group import AnyCommunicator, Group
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known_size
 

@@ -19,10 +19,9 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.declaration import COLLECTIVES, REDUCE_OPS, Collective, Parameters
+from alltoallv.torch.eager.calls import COLLECTIVES, REDUCE_OPS, Collective, Done, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import needs_grad, reads_rows, row_size
-from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph.library import effectful
 

@@ -18,10 +18,9 @@ from torch import Tensor
 from alltoallv._calls.guard import guard
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.declaration import COLLECTIVES, REDUCE_OPS, Collective, Parameters, Tensors
+from alltoallv.torch.eager.calls import COLLECTIVES, REDUCE_OPS, Collective, Done, Parameters, Tensors, Work
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator
-from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.graph.traced import as_counts
 
 T = TypeVar("T")

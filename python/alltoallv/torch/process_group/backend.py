@@ -34,8 +34,15 @@ from alltoallv.torch.api import collectives as collectives  # declares them
 from alltoallv.torch.api import reductions as reductions
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import Operation
-from alltoallv.torch.eager.declaration import COLLECTIVES, NO_PARAMETERS, REDUCTIONS, Collective, Method, Parameters
+from alltoallv.torch.eager.calls import (
+    COLLECTIVES,
+    NO_PARAMETERS,
+    REDUCTIONS,
+    Collective,
+    Method,
+    Operation,
+    Parameters,
+)
 from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.tensors import MOVABLE, PLAIN, Copies, as_plain
 from alltoallv.torch.engines.device import DeviceMember

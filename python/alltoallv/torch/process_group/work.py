@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv import _core
 from alltoallv._calls.guard import Pending
 from alltoallv.errors import CommTimeoutError
-from alltoallv.torch.eager.work import Future, promise, settle
+from alltoallv.torch.eager.calls import Future, promise, settle
 
 Result = list[Tensor] | list[list[Tensor]]
 _Place = tuple[int, ...]  # of a future: the place of the callback that began it, then its number in the group

@@ -15,9 +15,9 @@ from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
 from alltoallv.quantization.spec import Bounded, Options, Overflow, Quantization
 from alltoallv.torch.eager import calls
-from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.calls import Work
+from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
-from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines import torch_kernels
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 from alltoallv.torch.quantized.adapter import ADAPTER
