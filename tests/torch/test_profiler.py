@@ -13,7 +13,7 @@ from torch.profiler import profile
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.testing import Ranks
-from alltoallv.torch.eager.profile import span
+from alltoallv.torch.eager.observers import span
 
 
 def _ranges(profiler: Any) -> dict[str, list[dict[str, Any]]]:

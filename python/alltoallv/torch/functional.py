@@ -13,8 +13,8 @@ from alltoallv._calls.counts import Counts, even_split
 from alltoallv._calls.guard import guard
 from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import row_size
 from alltoallv.torch.graph import ops as ops
 

@@ -16,8 +16,8 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import NO_PARAMETERS, Collective, Parameters, Work
-from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.observers import check_untimed, is_tracing
 from alltoallv.torch.eager.tensors import check_contiguous, check_tensor
 from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.traced import collective

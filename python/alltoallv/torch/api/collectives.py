@@ -34,8 +34,8 @@ from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Collective, Method, Operation, Parameters, Tensors, Work
-from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import AnyCommunicator, Group
+from alltoallv.torch.eager.observers import between_graphs
 from alltoallv.torch.eager.tensors import (
     Copies,
     apart,

@@ -24,8 +24,8 @@ from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.api.moe_ops import sum_dtype
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator, Group
+from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import core_name, needs_grad
 from alltoallv.torch.graph.ops import communicator_of
 

@@ -32,8 +32,8 @@ from alltoallv.torch.eager.calls import (
     Work,
     counts_on_device,
 )
-from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.eager.observers import check_untimed, is_tracing
 from alltoallv.torch.eager.tensors import (
     as_input,
     check_contiguous,

@@ -17,8 +17,8 @@ from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.api.calling import rank_in
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Done, Operation, Work, check_place
-from alltoallv.torch.eager.graphs import between_graphs, has_no_data
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.eager.observers import between_graphs, has_no_data
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, output_of, region
 from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.watched import is_watched

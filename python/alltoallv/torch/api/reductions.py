@@ -32,8 +32,8 @@ from alltoallv.torch.eager.calls import (
     op_for,
     order_for,
 )
-from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import (
     Copies,
     apart,

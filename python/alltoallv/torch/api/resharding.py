@@ -27,8 +27,8 @@ from alltoallv.torch.api.exchange import all_to_all_v
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Done, Operation, Work
-from alltoallv.torch.eager.graphs import between_graphs, is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.eager.observers import between_graphs, is_tracing
 from alltoallv.torch.eager.tensors import as_input, check_output, check_tensor, core_name, empty, needs_grad, region
 from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine

@@ -28,7 +28,7 @@ from alltoallv.errors import BackendUnavailableError, InvalidParamError, Invalid
 from alltoallv.launch import variables
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
-from alltoallv.torch.eager import profile
+from alltoallv.torch.eager import observers
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, empty, from_block, region, wraps
 from alltoallv.torch.engines.device import DeviceCall
@@ -46,7 +46,7 @@ class Work(Handle):
     _seen = staticmethod(_profiler_enabled)
 
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
-        return profile.waiting()
+        return observers.waiting()
 
     def _seconds(self, timeout: Any) -> float | None:
         if isinstance(timeout, timedelta):
@@ -199,7 +199,7 @@ class Operation:
     def _span(self, async_op: bool = False) -> Any:
         x = self.like
         arguments = self.name, self.communicator, x.itemsize, self.sends, self.recvs
-        return profile.span(*arguments, async_op=async_op, cuda=x.is_cuda)
+        return observers.span(*arguments, async_op=async_op, cuda=x.is_cuda)
 
 
 def exchange(
@@ -324,7 +324,7 @@ class CountedExchange:
     def _span(self, async_op: bool) -> Any:
         x, recvs = self.input, None if self.known_result is None else self.known_result[1]
         arguments = self.operator, self.communicator, x.itemsize, self.sends, recvs
-        return profile.span(*arguments, async_op=async_op, cuda=x.is_cuda)
+        return observers.span(*arguments, async_op=async_op, cuda=x.is_cuda)
 
 
 def learn(

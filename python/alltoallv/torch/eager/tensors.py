@@ -14,7 +14,7 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Region, not_contiguous, wrong_dtype
 from alltoallv._calls.counts import Unit, rows_of
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.eager.graphs import is_tracing
+from alltoallv.torch.eager.observers import is_tracing
 
 # If anybody wants to see more of a call than its result, the call takes the way through Python.
 _core.add_torch(

@@ -19,8 +19,8 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import COLLECTIVES, REDUCE_OPS, Collective, Done, Parameters, Tensors, Work
-from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import AnyCommunicator
+from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.graph.traced import as_counts
 
 T = TypeVar("T")

@@ -43,7 +43,7 @@ from alltoallv.torch.eager.calls import (
     Operation,
     Parameters,
 )
-from alltoallv.torch.eager.graphs import hide
+from alltoallv.torch.eager.observers import hide
 from alltoallv.torch.eager.tensors import MOVABLE, PLAIN, Copies, as_plain
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.process_group import functions, group

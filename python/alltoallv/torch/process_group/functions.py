@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from alltoallv._calls.collectives import barrier_plan
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.observers import between_graphs
 from alltoallv.torch.process_group.group import EngineGroup
 
 _c10d: Any = dist.distributed_c10d

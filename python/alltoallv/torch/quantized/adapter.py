@@ -17,7 +17,7 @@ from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Received, Work, counts_on_device
-from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.observers import between_graphs
 from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember

@@ -37,8 +37,8 @@ from alltoallv.quantization.spec import Bounded as Bounded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Done
-from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.engines.kernels import kernels_for, offers_format
 from alltoallv.torch.graph import ops, watched

@@ -10,8 +10,8 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Format, Gather, Quantization, coding
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.observers import hide
 from alltoallv.torch.quantized.feedback import BucketFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce
 
