@@ -15,7 +15,7 @@ from npu_starts import write_table
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator, _core
 from alltoallv.atb.operations import connect
-from alltoallv.torch.engines.npu import leave_out_synchronizations
+from alltoallv.torch.engines.hccl import leave_out_synchronizations
 
 LATE = 100_000  # microseconds by which every task of a stream comes later
 

@@ -8,7 +8,7 @@ namespace alltoallv {
 
 /// Returns false for a removed synchronization. Every synchronization of the transport has its own name, and a scene
 /// in tests/npu/test_npu_synchronization.py that fails without it; the Python side has more
-/// (alltoallv/torch/engines/npu.py).
+/// (alltoallv/torch/engines/hccl.py).
 bool synchronizes(std::string_view name);
 
 /// Sets the names, separated by commas; they replace the names in ALLTOALLV_TEST_WITHOUT, with which a process starts.

@@ -20,8 +20,7 @@ from alltoallv.torch.eager.calls import Received, Work, counts_on_device
 from alltoallv.torch.eager.observers import between_graphs
 from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.engines.device import DeviceMember
-from alltoallv.torch.engines.hccl import HcclMember
-from alltoallv.torch.engines.npu import Streams
+from alltoallv.torch.engines.hccl import HcclMember, Streams
 from alltoallv.torch.graph import ops, watched
 from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized.feedback import ErrorFeedback
