@@ -18,8 +18,8 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.testing import golden, reference
 from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines.device import StagedMember
 from alltoallv.torch.engines.nccl import NcclMember
-from alltoallv.torch.engines.staged import StagedMember
 
 SEED = 20240611
 

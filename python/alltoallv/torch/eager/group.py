@@ -26,10 +26,9 @@ from alltoallv.errors import (
 from alltoallv.launch import variables
 from alltoallv.torch.engines import device as devices
 from alltoallv.torch.engines import rendezvous
-from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.device import DeviceMember, StagedMember
 from alltoallv.torch.engines.hccl import HcclGroupMember, HcclMember
 from alltoallv.torch.engines.nccl import NcclMember
-from alltoallv.torch.engines.staged import StagedMember
 
 Group = Any  # ProcessGroup | Communicator | DeviceMember | None
 AnyCommunicator = Communicator | DeviceMember
