@@ -21,8 +21,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.quantized_reduction import reduce_quantized
-from alltoallv.torch.engines.reduction import Steps, reduce_in_order
+from alltoallv.torch.engines.reduction import Steps, reduce_in_order, reduce_quantized
 
 _numbers = itertools.count()
 before_launch: list[Callable[[str], None]] = []  # get the operator's name; the emulator of NPUs may refuse it
