@@ -371,7 +371,7 @@ def _check(func: Any, args: Any, kwargs: Any) -> None:
                 "know which weights a replay has dropped"
             )
     to_host = func.name() in ("aten::_to_copy", "aten::copy_") and _moves_to_host(func, args, kwargs)
-    library = sys.modules.get("alltoallv.torch.graph.library")
+    library = sys.modules.get("alltoallv.torch.graph.ops")
     sized = None if library is None else library.sizes_depend_on_values.get(func.name())
     if to_host or _FROM_VALUES & set(func.tags) or (sized is not None and sized(args)):
         raise RuntimeError(f"{func.name()} cannot be captured in an NPUGraph: what it gives is needed before replay")

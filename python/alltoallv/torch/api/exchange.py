@@ -50,8 +50,7 @@ from alltoallv.torch.eager.tensors import (
 )
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced, watched
-from alltoallv.torch.graph.library import Operator, known_size
-from alltoallv.torch.graph.ops import communicator_of
+from alltoallv.torch.graph.ops import Operator, communicator_of, known_size
 from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:

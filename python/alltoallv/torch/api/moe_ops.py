@@ -28,8 +28,7 @@ from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import as_input, core_name
-from alltoallv.torch.graph.library import Operator, known_size
-from alltoallv.torch.graph.ops import communicator_of
+from alltoallv.torch.graph.ops import Operator, communicator_of, known_size
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.rows import DeviceRows
 

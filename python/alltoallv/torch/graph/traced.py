@@ -23,7 +23,7 @@ from alltoallv.torch.eager.calls import COLLECTIVES, REDUCE_OPS, Collective, Don
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import needs_grad, reads_rows, row_size
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph.library import effectful
+from alltoallv.torch.graph.ops import effectful
 
 
 def collective(

@@ -42,7 +42,7 @@ from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.engines.kernels import kernels_for, offers_format
 from alltoallv.torch.graph import ops, watched
-from alltoallv.torch.graph.library import Operator
+from alltoallv.torch.graph.ops import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized import ops as quantized_ops
