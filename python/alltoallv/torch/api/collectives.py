@@ -30,7 +30,6 @@ from alltoallv import _core
 from alltoallv._calls.collectives import CheckedCall, barrier_plan, broadcast_layout
 from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
-from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Collective, Method, Operation, Parameters, Tensors, Work
@@ -47,6 +46,7 @@ from alltoallv.torch.eager.tensors import (
     output_of,
     region,
 )
+from alltoallv.torch.graph.calling import call_collective
 
 __all__ = [
     "all_gather",

@@ -48,10 +48,10 @@ from alltoallv.torch.eager.tensors import (
     row_size,
     shaped,
 )
+from alltoallv.torch.graph import calling
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph import traced, watched
+from alltoallv.torch.graph.calling import is_watched
 from alltoallv.torch.graph.ops import Operator, communicator_of, known_size
-from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -188,7 +188,7 @@ def all_to_all_v(
         if not (torch.compiler.is_compiling() or input.is_meta):
             groups.resolve(group, device_of(input))  # made before the graph runs, where possible
         check_untimed(timeout)
-        return traced.all_to_all_v(input, *counts, out, group, async_op)
+        return calling.record_all_to_all_v(input, *counts, out, group, async_op)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
@@ -223,7 +223,7 @@ def all_to_all_v(
         call = None if seen else calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
     if call is None:
         parameters = Parameters(counts=counts[:4], unit=unit)
-        work = watched.collective(comm, _all_to_all_v, [target], [x], parameters, limit, async_op)
+        work = calling.watch_collective(comm, _all_to_all_v, [target], [x], parameters, limit, async_op)
         return (target, work) if async_op else target
     if wants_grad:
         call.result = ops.all_to_all_v.ran(target, *operands).view(shape)
@@ -288,7 +288,7 @@ def _learning(
     def run() -> Any:
         return (None, learning.submit(finish, limit)) if async_op else finish(*learning.run(limit))
 
-    return watched.call("all_to_all_v", comm, [], [x], run) if is_watched() else run()
+    return calling.watch_call("all_to_all_v", comm, [], [x], run) if is_watched() else run()
 
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
@@ -305,7 +305,7 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     if is_tracing():
-        return traced.exchange_counts(send_counts, group)
+        return calling.record_exchange_counts(send_counts, group)
     comm = groups.resolve(group)
     if comm is None:
         return None  # type: ignore[return-value]
@@ -483,7 +483,7 @@ class Plan(_core.ArrayPlan):
         sends, sdispls, recvs, rdispls = self._layout
         parameters = Parameters(counts=(sends, recvs, sdispls, rdispls), unit="element")
         flat = out.view(-1)[: self.output_size], input.view(-1)[: self.input_size]
-        watched.collective(comm, COLLECTIVES["all_to_all_v"], flat[:1], flat[1:], parameters, -1.0, False)
+        calling.watch_collective(comm, COLLECTIVES["all_to_all_v"], flat[:1], flat[1:], parameters, -1.0, False)
         return out
 
     def _check_input(self, input: Tensor) -> None:

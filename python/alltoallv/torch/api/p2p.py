@@ -14,14 +14,13 @@ from torch import Tensor
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.torch.api.calling import rank_in
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Done, Operation, Work, check_place
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.eager.observers import between_graphs, has_no_data
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, output_of, region
-from alltoallv.torch.graph import watched
-from alltoallv.torch.graph.watched import is_watched
+from alltoallv.torch.graph import calling
+from alltoallv.torch.graph.calling import is_watched, rank_in
 
 __all__ = ["irecv", "isend", "recv", "send"]
 
@@ -174,7 +173,7 @@ def _seen(operation: Operation, run: Callable[[], T]) -> T:
     if not is_watched():
         return run()
     x, writes = [operation.like], operation.name == "recv"
-    return watched.call(operation.name, operation.communicator, x if writes else [], [] if writes else x, run)
+    return calling.watch_call(operation.name, operation.communicator, x if writes else [], [] if writes else x, run)
 
 
 def _outside(group: Group, rank: int) -> int:

@@ -17,7 +17,6 @@ from alltoallv._calls.counts import even_parts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.torch.api.calling import call_collective
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import (
@@ -45,6 +44,7 @@ from alltoallv.torch.eager.tensors import (
     output_of,
 )
 from alltoallv.torch.graph import ops as ops
+from alltoallv.torch.graph.calling import call_collective
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "row_parallel_linear"]
 

@@ -21,8 +21,8 @@ from alltoallv.torch.eager.observers import between_graphs
 from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember, Streams
-from alltoallv.torch.graph import ops, watched
-from alltoallv.torch.graph.watched import is_watched
+from alltoallv.torch.graph import calling, ops
+from alltoallv.torch.graph.calling import is_watched
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class _Tensors(Adapter[Tensor]):
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
         if is_watched():
-            watched.launch(_launches.setdefault(start, partial(_launch, start)), x, out)
+            calling.watch_launch(_launches.setdefault(start, partial(_launch, start)), x, out)
         else:
             _launch(start, x, out)
 
@@ -67,7 +67,7 @@ class _Tensors(Adapter[Tensor]):
         if not is_watched():
             return run()
         states = [x for x in outputs if isinstance(x, Tensor)]  # others are NumPy's
-        watched.call(name, None, states, list(inputs), run)
+        calling.watch_call(name, None, states, list(inputs), run)
 
     def engine(self, x: Tensor, member: Any) -> DeviceMember:
         if member is not None:

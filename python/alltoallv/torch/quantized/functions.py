@@ -41,10 +41,9 @@ from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.observers import is_tracing
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.engines.kernels import kernels_for, offers_format
-from alltoallv.torch.graph import ops, watched
+from alltoallv.torch.graph import ops
+from alltoallv.torch.graph.calling import is_watched, outcome, watch_call
 from alltoallv.torch.graph.ops import Operator
-from alltoallv.torch.graph.traced import outcome
-from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -307,7 +306,7 @@ def _reduced(
         scales = map(_as_tensor, options[:3])
         return outcome(operator(input, *parts, *scales, *options[3:], group), out, async_op)
     run = functools.partial(call.submit if async_op else call.run, seconds)
-    work = run() if not watches else watched.call(call.name, comm, [reduction.output, *states], [call.like], run)
+    work = run() if not watches else watch_call(call.name, comm, [reduction.output, *states], [call.like], run)
     return (call.result, work) if async_op else call.result
 
 
@@ -422,7 +421,7 @@ def quantized_all_to_all(
     if not is_watched():
         return run()
     outputs = [x for x in (exchange.output if accuracy else (exchange.output,)) or () if isinstance(x, Tensor)]
-    return watched.call(RowExchange.operator, comm, outputs, [input], run)
+    return watch_call(RowExchange.operator, comm, outputs, [input], run)
 
 
 def quantized_linear_all_reduce(
