@@ -18,7 +18,7 @@ from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv.torch.quantized import rows as quantized_rows
+from alltoallv.torch.quantized import ops as quantized_rows
 
 F32 = np.float32
 

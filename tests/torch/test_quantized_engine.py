@@ -18,7 +18,7 @@ from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
 from alltoallv.torch.engines import kernels
-from alltoallv.torch.quantized import rows as quantized_rows
+from alltoallv.torch.quantized import ops as quantized_rows
 
 F32 = np.float32
 

@@ -30,7 +30,7 @@ from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import as_input, core_name
 from alltoallv.torch.graph.ops import Operator, communicator_of, known_size
 from alltoallv.torch.quantized.adapter import ADAPTER
-from alltoallv.torch.quantized.rows import DeviceRows
+from alltoallv.torch.quantized.ops import DeviceRows
 
 # Moves tokens that lie on a device to their experts and back; in host memory the core does it all.
 

@@ -33,7 +33,7 @@ from alltoallv.torch.eager.tensors import as_input, check_output, check_tensor, 
 from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.quantized.rows import DeviceRows, HostRows
+from alltoallv.torch.quantized.ops import DeviceRows, HostRows
 
 __all__ = ["ReshardPlan", "all_to_all_nd", "heads_to_sequence", "reshard", "reshard_state", "sequence_to_heads"]
 

@@ -47,7 +47,7 @@ from alltoallv.torch.graph.ops import Operator
 from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
-from alltoallv.torch.quantized.rows import RowExchange
+from alltoallv.torch.quantized.ops import RowExchange
 
 __all__ = [
     "Bounded",
