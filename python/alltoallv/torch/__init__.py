@@ -32,7 +32,7 @@ from alltoallv.torch.eager.tensors import empty
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.process_group.group import GroupOptions
 from alltoallv.torch.quantized import functions as quantized_functions
-from alltoallv.torch.quantized.feedback import ErrorFeedback
+from alltoallv.torch.quantized.adapter import ErrorFeedback
 from alltoallv.torch.quantized.functions import *
 from alltoallv.torch.quantized.hook import QuantizedCommHook
 

@@ -1,4 +1,4 @@
-"""The adapter of torch tensors for code that takes tensors of any framework."""
+"""The adapter of torch tensors for code that takes tensors of any framework, and error feedback in such tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from alltoallv._calls.adapters import Adapter, Region
 from alltoallv._calls.guard import COUNT_NAMES
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.quantization.requests import Feedback
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -23,7 +24,32 @@ from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember, Streams
 from alltoallv.torch.graph import calling, ops
 from alltoallv.torch.graph.calling import is_watched
-from alltoallv.torch.quantized.feedback import ErrorFeedback
+
+
+class ErrorFeedback(Feedback[Tensor]):
+    """Keeps what quantization has lost of one vector, such as a gradient, in tensors on the vector's device.
+
+    Give the same object to every reduction of that vector, one at a time. `state_dict` has ``error``, float32, one per
+    element, and with ``gather="quantized"`` also ``gather_error``, one per element of the part that this rank reduces.
+    Every rank has its own state: save it per rank. After a call that failed the state is undefined: `reset` it.
+    """
+
+    _title = "alltoallv.torch.ErrorFeedback"
+
+    def _placed(self, array: Tensor, like: Tensor) -> Tensor:
+        return array.to(like.device)
+
+    def _zeros(self, count: int, like: Tensor) -> Tensor:
+        return torch.zeros(count, dtype=torch.float32, device=like.device)
+
+    def _copy(self, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            return torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1)
+        return value.detach().to(torch.float32, copy=True).reshape(-1)
+
+    def _count(self, array: Tensor) -> int:
+        return array.numel()
+
 
 T = TypeVar("T")
 

@@ -45,8 +45,7 @@ from alltoallv.torch.graph import ops
 from alltoallv.torch.graph.calling import is_watched, outcome, watch_call
 from alltoallv.torch.graph.ops import Operator
 from alltoallv.torch.quantized import ops as quantized_ops
-from alltoallv.torch.quantized.adapter import ADAPTER
-from alltoallv.torch.quantized.feedback import ErrorFeedback
+from alltoallv.torch.quantized.adapter import ADAPTER, ErrorFeedback
 from alltoallv.torch.quantized.ops import RowExchange
 
 __all__ = [
