@@ -70,7 +70,7 @@ def test_memory_of_asynchronous_calls_is_not_handed_out(rank: int, size: int, co
         at.all_to_all_v(torch.ones(1 << 16, device="cuda"), [1 << 16], [1 << 16], async_op=True)
     torch.cuda.synchronize()
     at.all_to_all_v(torch.ones(4, device="cuda"), [4], [4], async_op=True)[1].wait()
-    assert len(communicator._pending) < 100
+    assert len(communicator.pending) < 100
 
 
 @alone
