@@ -15,7 +15,7 @@ STAND_INS = {
     "mindspore.communication": "mindspore/comm_func",
     "paddle.distributed": "paddle/collectives paddle/exchange paddle/group paddle/messages",
     "paddle.distributed.stream": "paddle/stream",
-    "paddle.ProcessGroup": "paddle/process_group",
+    "paddle.ProcessGroup": "paddle/installation",
     "jax.lax": "jax/__init__",
     "mpi4py": "mpi/MPI mpi/communicators mpi/datatypes mpi/groups mpi/operations mpi/requests mpi/topologies",
 }

@@ -20,7 +20,7 @@ from paddle.incubate.distributed.models.moe import moe_layer
 
 import alltoallv.paddle as ap
 from alltoallv.errors import InvalidTensorError
-from alltoallv.paddle.process_group import Methods
+from alltoallv.paddle.installation import Methods
 
 JOBS = Path(__file__).parent / "jobs"
 ON_CPU = Path(__file__).resolve().parents[2] / "examples" / "paddle_on_cpu.py"

@@ -1,4 +1,6 @@
-"""Puts this package under Paddle's own functions, so that a program for GPUs runs on CPU unchanged."""
+"""Puts this package under Paddle's own functions, so that a program for GPUs runs on CPU unchanged: the functions of
+jobs, the methods of process groups, and the operators of MoE gates.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +8,35 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import paddle
+from paddle import Tensor
 from paddle.base import core
 from paddle.distributed import collective, fleet, parallel
 from paddle.distributed.communication import group as collective_groups
+from paddle.distributed.communication.group import _GroupManager
 from paddle.distributed.models.moe import utils as gate_operators
 from paddle.distributed.utils import moe_utils, nccl_utils
 
 from alltoallv import communicator
-from alltoallv._calls import messages, subgroups
+from alltoallv._calls import messages as calls
+from alltoallv._calls import subgroups
 from alltoallv._calls.front_end import Replacements
-from alltoallv.errors import BackendUnavailableError
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.launch import detect as launch
-from alltoallv.paddle import exchange, gates
-from alltoallv.paddle.group import check_backend, wait
-from alltoallv.paddle.process_group import Methods, ProcessGroup
+from alltoallv.paddle import collectives, exchange, messages
+from alltoallv.paddle.group import check_backend, resolve, wait
+from alltoallv.paddle.tensors import Done, Task, check_tensor, region
 
 __all__ = ["install", "uninstall"]
 
-_GATES = ("_number_count", "_assign_pos", "_random_routing", "_limit_by_capacity", "_prune_gate_by_capacity")
 _DEVICES = ("gpu", "npu", "xpu", "cuda")
 _replaced = Replacements("paddle")
 
@@ -66,7 +74,7 @@ class install:
                 _replaced.replace(core.ProcessGroup, name, method)
         pairs = [
             *((getattr(moe_utils, name), getattr(exchange, name)) for name in ("global_scatter", "global_gather")),
-            *((getattr(gate_operators, name), getattr(gates, name)) for name in _GATES),
+            *((getattr(gate_operators, gate.__name__), gate) for gate in _GATES),
             (collective_groups.wait, wait),
             (nccl_utils.check_nccl_version_for_p2p, _check_nothing),
             (parallel.init_parallel_env, _launched(parallel.init_parallel_env)),
@@ -217,5 +225,279 @@ def _endpoints() -> list[str]:
         free.bind((host, 0))
         endpoint = f"{host}:{free.getsockname()[1]}"
     comm = communicator.default()
-    gathered: list[str] = messages.all_gather(comm, endpoint)(-1.0)
+    gathered: list[str] = calls.all_gather(comm, endpoint)(-1.0)
     return gathered
+
+
+# The methods of Paddle's process groups, which all of Paddle's communication ends in, by this package's exchanges. What
+# they take stands in Paddle's C++, in its order: outputs first, but for the old forms without ``sync_op``. Ranks are
+# ranks in the group. Calls without ``sync_op``, and with ``sync_op=False``, return at once; those ``_on_calc_stream``
+# when they are done.
+
+
+_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _communicator(process_group: Any) -> Communicator:
+    """Returns the communicator of the group that has this process group."""
+    group = _groups.get(process_group)
+    if group is None:
+        for group in _GroupManager.group_map_by_id.values():
+            if group.process_group is process_group:
+                _groups[process_group] = group
+                break
+        else:
+            raise InvalidParamError(
+                "the process group belongs to no group of paddle.distributed, expected one that init_parallel_env or "
+                "new_group has made and destroy_process_group has not ended",
+                id=1417,
+            )
+    member = resolve(group)
+    assert member is not None  # a rank outside a group has no process group
+    return member
+
+
+def _apart(inputs: Sequence[Tensor], *outputs: Tensor) -> list[Tensor]:
+    """Returns the inputs, copies of those that share memory with an output: Paddle sends lists from a copy."""
+    taken = [(at, at + size) for at, size in map(region, outputs)]
+
+    def shares(x: Tensor) -> bool:
+        at, size = region(x)
+        return any(at < end and begin < at + size for begin, end in taken)
+
+    return [x.clone() if shares(x) else x for x in inputs]
+
+
+def _part(x: Tensor, number: int, index: int) -> Tensor:
+    """Returns part ``index`` of ``number`` equal parts of the elements of a tensor, in its memory."""
+    size = x.size // number
+    return x.reshape([-1])[size * index : size * (index + 1)]
+
+
+class Methods:
+    """What `install` gives ``core.ProcessGroup``; see the module."""
+
+    def all_gather(self, out: Any, x: Any, sync_op: bool | None = None) -> Task | None:
+        """Gathers into a list; without ``sync_op`` the first argument is the input, the second one tensor."""
+        if sync_op is None:
+            return collectives.all_gather(x, out, _communicator(self), sync_op=False)
+        (x,) = _apart([x], *out)
+        return collectives.all_gather(out, x, _communicator(self), sync_op)
+
+    def all_gather_on_calc_stream(self, out: list[Tensor], x: Tensor) -> Task | None:
+        return Methods.all_gather(self, out, x, True)
+
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, sync_op: bool) -> Task | None:
+        return collectives.all_gather(out, x, _communicator(self), sync_op)
+
+    def all_gather_into_tensor_on_calc_stream(self, out: Tensor, x: Tensor) -> Task | None:
+        return collectives.all_gather(out, x, _communicator(self))
+
+    def all_gather_partial(self, out: Tensor, x: Tensor, num: int, id: int) -> Task | None:
+        """Gathers part ``id`` of ``num`` of every rank's tensor, which may be the output itself."""
+        return collectives.all_gather(out, _part(x, num, id).clone(), _communicator(self))
+
+    all_gather_partial_on_calc_stream = all_gather_partial
+
+    def all_reduce(self, tensor: Tensor, op: Any, sync_op: bool) -> Task | None:
+        return collectives.all_reduce(tensor, int(op), _communicator(self), sync_op)
+
+    def all_reduce_on_calc_stream(self, tensor: Tensor, op: Any = 0) -> Task | None:
+        return collectives.all_reduce(tensor, int(op), _communicator(self))
+
+    def allreduce(self, tensor: Tensor, op: Any = 0) -> Task | None:
+        return collectives.all_reduce(tensor, int(op), _communicator(self), sync_op=False)
+
+    def all_to_all(self, out: list[Tensor], x: Sequence[Tensor], sync_op: bool) -> Task | None:
+        return exchange.alltoall(out, _apart(x, *out), _communicator(self), sync_op)
+
+    def all_to_all_on_calc_stream(self, out: list[Tensor], x: Sequence[Tensor]) -> Task | None:
+        return Methods.all_to_all(self, out, x, True)
+
+    def all_to_all_tensor(self, out: Tensor, x: Tensor, sync_op: bool) -> Task | None:
+        return exchange.alltoall(out, x, _communicator(self), sync_op)
+
+    def all_to_all_tensor_on_calc_stream(self, out: Tensor, x: Tensor) -> Task | None:
+        return Methods.all_to_all_tensor(self, out, x, True)
+
+    def alltoall(self, out: Tensor, x: Tensor) -> Task | None:
+        return Methods.all_to_all_tensor(self, out, x, False)
+
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int], in_sizes: Sequence[int], sync_op: bool
+    ) -> Task | None:
+        return exchange.alltoall_single(out, x, in_sizes or None, out_sizes or None, _communicator(self), sync_op)
+
+    def all_to_all_single_on_calc_stream(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int], in_sizes: Sequence[int]
+    ) -> Task | None:
+        return Methods.all_to_all_single(self, out, x, out_sizes, in_sizes, True)
+
+    def alltoall_single(self, out: Tensor, x: Tensor, in_sizes: Sequence[int], out_sizes: Sequence[int]) -> Task | None:
+        return Methods.all_to_all_single(self, out, x, out_sizes, in_sizes, True)
+
+    def barrier(self, device_id: int = -1) -> Task:
+        collectives.barrier(_communicator(self))
+        return Done(None)
+
+    def broadcast(self, tensor: Tensor, src: int, sync_op: bool = False) -> Task | None:
+        return collectives.broadcast(tensor, src, _communicator(self), sync_op)
+
+    def broadcast_on_calc_stream(self, tensor: Tensor, src: int) -> Task | None:
+        return collectives.broadcast(tensor, src, _communicator(self))
+
+    def gather(
+        self, x: Tensor, out: list[Tensor], dst: int, sync_op: bool, use_calc_stream: bool = False
+    ) -> Task | None:
+        comm = _communicator(self)
+        (x,) = _apart([x], *(out if comm.rank == dst else ()))
+        return collectives.gather(x, out, dst, comm, sync_op or use_calc_stream)
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any = 0, sync_op: bool = False) -> Task | None:
+        return collectives.reduce(tensor, dst, int(op), _communicator(self), sync_op)
+
+    def reduce_on_calc_stream(self, tensor: Tensor, dst: int, op: Any) -> Task | None:
+        return collectives.reduce(tensor, dst, int(op), _communicator(self))
+
+    def reduce_scatter(self, out: Tensor, x: Sequence[Tensor], op: Any, sync_op: bool) -> Task | None:
+        return collectives.reduce_scatter(out, _apart(x, out), int(op), _communicator(self), sync_op)
+
+    def reduce_scatter_on_calc_stream(self, out: Tensor, x: Sequence[Tensor], op: Any) -> Task | None:
+        return Methods.reduce_scatter(self, out, x, op, True)
+
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any, sync_op: bool) -> Task | None:
+        return collectives.reduce_scatter(out, x, int(op), _communicator(self), sync_op)
+
+    def reduce_scatter_tensor_on_calc_stream(self, out: Tensor, x: Tensor, op: Any) -> Task | None:
+        return collectives.reduce_scatter(out, x, int(op), _communicator(self))
+
+    def scatter(self, out: Tensor, x: Any, src: int, sync_op: bool | None = None) -> Task | None:
+        """Scatters a list; without ``sync_op`` the first argument is the input, one tensor, the second the output."""
+        if sync_op is None:
+            return Methods.scatter_tensor(self, x, out, src, False)
+        return collectives.scatter(out, _apart(x, out), src, _communicator(self), sync_op)
+
+    def scatter_on_calc_stream(self, out: Tensor, x: Sequence[Tensor], src: int) -> Task | None:
+        return Methods.scatter(self, out, x, src, True)
+
+    def scatter_tensor(self, out: Tensor, x: Tensor, src: int, sync_op: bool) -> Task | None:
+        (x,) = _apart([x], out)
+        return collectives.scatter(out, x, src, _communicator(self), sync_op)
+
+    def scatter_tensor_on_calc_stream(self, out: Tensor, x: Tensor, src: int) -> Task | None:
+        return Methods.scatter_tensor(self, out, x, src, True)
+
+    def send(self, tensor: Tensor, dst: int, sync_op: bool = False) -> Task | None:
+        return messages.send(tensor, dst, _communicator(self), sync_op)
+
+    def send_on_calc_stream(self, tensor: Tensor, dst: int) -> Task | None:
+        return messages.send(tensor, dst, _communicator(self))
+
+    def send_partial(self, tensor: Tensor, dst: int, num: int, id: int, sync_op: bool = True) -> Task | None:
+        return messages.send(_part(tensor, num, id), dst, _communicator(self), sync_op)
+
+    def send_partial_on_calc_stream(self, tensor: Tensor, dst: int, num: int, id: int) -> Task | None:
+        return Methods.send_partial(self, tensor, dst, num, id)
+
+    def recv(self, tensor: Tensor, src: int, sync_op: bool = False) -> Task | None:
+        return messages.recv(tensor, src, _communicator(self), sync_op)
+
+    def recv_on_calc_stream(self, tensor: Tensor, src: int) -> Task | None:
+        return messages.recv(tensor, src, _communicator(self))
+
+    def recv_partial(self, tensor: Tensor, src: int, num: int, id: int, sync_op: bool = True) -> Task | None:
+        return messages.recv(_part(tensor, num, id), src, _communicator(self), sync_op)
+
+    def recv_partial_on_calc_stream(self, tensor: Tensor, src: int, num: int, id: int) -> Task | None:
+        return Methods.recv_partial(self, tensor, src, num, id)
+
+    def _start_coalescing(self) -> None:
+        """Does nothing: messages start one by one."""
+
+    def _end_coalescing(self, tasks: Any = None) -> None:
+        """Does nothing."""
+
+
+class ProcessGroup(Methods):
+    """A process group of some of the ranks, which has no other methods.
+
+    Args:
+        rank: This process's rank in the group.
+        size: The number of its ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def name(self) -> str:
+        return "GLOO"  # Paddle's name for host memory
+
+
+# What Paddle's MoE gates compute on GPUs only: the operators of ``paddle.distributed.models.moe.utils``, on CPU. They
+# have the values of Paddle's kernels where these run one element after the other. None has a gradient, as in Paddle.
+
+
+def _integers(name: str, x: Tensor) -> npt.NDArray[Any]:
+    check_tensor(name, x)
+    if x.dtype not in (paddle.int32, paddle.int64):
+        raise InvalidTensorError(f"{name} has dtype {x.dtype}, expected paddle.int32 or paddle.int64", 13, id=2099)
+    array: npt.NDArray[Any] = x.numpy()
+    return array
+
+
+def _number_count(numbers: Tensor, upper_range: int) -> Tensor:
+    """Returns how often each of 0 to ``upper_range`` - 1 occurs; others, such as -1, are not counted."""
+    values = _integers("numbers", numbers)
+    chosen = values[(values >= 0) & (values < upper_range)]
+    return paddle.to_tensor(np.bincount(chosen, minlength=upper_range).astype(values.dtype))
+
+
+def _assign_pos(x: Tensor, cum_count: Tensor) -> Tensor:
+    """Returns the places in ``x``, taken flat, of each expert's number, expert by expert, the last place first.
+
+    ``cum_count[e]`` is how many of experts 0 to e there are. Places of -1 are left out.
+    """
+    values, ends = _integers("x", x).reshape(-1), _integers("cum_count", cum_count)
+    places = np.empty(int(ends[-1]), ends.dtype)
+    for expert, end in enumerate(ends):
+        chosen = np.flatnonzero(values == expert)[::-1]
+        places[end - chosen.size : end] = chosen
+    return paddle.to_tensor(places)
+
+
+def _random_routing(topk_idx: Tensor, topk_value: Tensor, prob: Tensor, topk: int = 2) -> Tensor:
+    """Returns ``topk_idx`` with -1 as a token's second expert where twice its value is below ``prob``."""
+    if topk != 2:
+        raise RuntimeError("only topk=2 is supported now")
+    check_tensor("topk_idx", topk_idx)
+    dropped = topk * topk_value[:, topk - 1] < prob
+    last = paddle.where(dropped, paddle.full_like(topk_idx[:, topk - 1], -1), topk_idx[:, topk - 1])
+    return paddle.concat([topk_idx[:, : topk - 1], last.unsqueeze(1)], axis=1)
+
+
+def _limit_by_capacity(expert_count: Tensor, capacity: Tensor, n_worker: int) -> Tensor:
+    """Returns the counts of ``n_worker`` workers for each expert, cut to what its capacity leaves, worker by worker."""
+    counts, limits = _integers("expert_count", expert_count), _integers("capacity", capacity)
+    rows = counts.reshape(n_worker, limits.size)
+    left = limits - (np.cumsum(rows, axis=0) - rows)
+    return paddle.to_tensor(np.clip(left, 0, rows).astype(counts.dtype).reshape(counts.shape))
+
+
+def _prune_gate_by_capacity(gate_idx: Tensor, expert_count: Tensor, n_expert: int, n_worker: int) -> Tensor:
+    """Returns ``gate_idx`` with -1 where an expert's number occurs more often than ``expert_count`` has for it."""
+    gates, limits = _integers("gate_idx", gate_idx), _integers("expert_count", expert_count).reshape(-1)
+    if limits.size != n_expert * n_worker:
+        raise InvalidTensorError(f"expert_count has {limits.size} elements, expected {n_expert} * {n_worker}", id=2100)
+    values = gates.reshape(-1).copy()
+    for expert, limit in enumerate(limits):
+        values[np.flatnonzero(values == expert)[max(int(limit), 0) :]] = -1
+    return paddle.to_tensor(values.reshape(gates.shape))
+
+
+_GATES = (_number_count, _assign_pos, _random_routing, _limit_by_capacity, _prune_gate_by_capacity)

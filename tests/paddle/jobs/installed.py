@@ -13,7 +13,7 @@ import pytest  # noqa: E402
 from paddle.incubate.distributed.models.moe import MoELayer  # noqa: E402
 from paddle.incubate.distributed.models.moe.grad_clip import ClipGradForMOEByGlobalNorm  # noqa: E402
 
-from alltoallv.paddle.process_group import ProcessGroup  # noqa: E402
+from alltoallv.paddle.installation import ProcessGroup  # noqa: E402
 
 os.environ["PADDLE_DISTRI_BACKEND"] = "nccl"  # as programs for GPUs do
 dist.init_parallel_env()
