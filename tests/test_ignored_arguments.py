@@ -13,7 +13,7 @@ STAND_INS = {
     " torch/process_group/group torch/process_group/functions torch/symm_mem",
     "mint.distributed": "mindspore/collectives mindspore/messages mindspore/exchange mindspore/mint",
     "mindspore.communication": "mindspore/comm_func",
-    "paddle.distributed": "paddle/collectives paddle/exchange paddle/group paddle/messages",
+    "paddle.distributed": "paddle/collectives paddle/exchange paddle/front_end paddle/messages",
     "paddle.distributed.stream": "paddle/stream",
     "paddle.ProcessGroup": "paddle/installation",
     "jax.lax": "jax/__init__",

@@ -23,10 +23,10 @@ from alltoallv.paddle import _needs as _needs
 # isort: split
 import paddle as _paddle
 
-from alltoallv.paddle import collectives, exchange, group, installation, messages, quantized, resharding, stream
+from alltoallv.paddle import collectives, exchange, front_end, installation, messages, quantized, resharding, stream
 from alltoallv.paddle.collectives import *
 from alltoallv.paddle.exchange import *
-from alltoallv.paddle.group import *
+from alltoallv.paddle.front_end import *
 from alltoallv.paddle.installation import *
 from alltoallv.paddle.messages import *
 from alltoallv.paddle.quantized import *
@@ -36,7 +36,7 @@ from alltoallv.paddle.tensors import Task, empty
 __all__ = ["AllToAllVOperation", "QuantAllReduceOperation", "Task", "empty", "stream"]
 __all__ += collectives.__all__
 __all__ += exchange.__all__
-__all__ += group.__all__
+__all__ += front_end.__all__
 __all__ += installation.__all__
 __all__ += messages.__all__
 __all__ += quantized.__all__

@@ -15,8 +15,7 @@ from paddle import Tensor
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.collectives import check_order
-from alltoallv.paddle.front_end import apply, front_end
-from alltoallv.paddle.group import Group, resolve
+from alltoallv.paddle.front_end import Group, apply, front_end, resolve
 from alltoallv.paddle.tensors import Task
 
 __all__ = [

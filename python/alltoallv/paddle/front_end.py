@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import warnings
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +15,131 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
+from paddle.distributed.communication.group import Group as PaddleGroup
+from paddle.distributed.communication.group import is_initialized as paddle_is_initialized
 
+from alltoallv import communicator
+from alltoallv._calls import subgroups
 from alltoallv._calls.adapters import check_untracked
 from alltoallv._calls.collectives import Map
 from alltoallv._calls.counts import Counts, share_of
 from alltoallv._calls.exchanges import ExpertRows
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.paddle.group import Group, rank_in, resolve
+from alltoallv.launch import detect as launch
 from alltoallv.paddle.tensors import ADAPTER, Done, Task
+
+__all__ = ["is_initialized", "new_group", "wait"]
+
+Group = Any  # paddle's Group | Communicator | None
+
+_TIMEOUT = 600.0  # seconds, as everywhere
+_BACKENDS = ("gloo", "nccl", "bkcl", "xccl", "flagcx", "heter")
+_numbers = itertools.count()
+_made: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+_timeouts: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    backend: str | None = None,
+    timeout: datetime.timedelta | float = _TIMEOUT,
+    nccl_comm_init_option: int = 0,
+    nccl_config: Any = None,
+) -> PaddleGroup:
+    """Returns the group of these ranks, where ``paddle.distributed.new_group`` cannot make one. Does not communicate.
+
+    All ranks of the job make their groups in the same order, members or not, as in Paddle.
+
+    Args:
+        ranks: Different ranks of the job; sorted, a rank's index among them is its rank in the group. None means all.
+        backend: A name that Paddle knows, or None: host memory carries the group in any case.
+        timeout: How long a rank waits for its peers, here and in every operator: a timedelta or seconds.
+        nccl_comm_init_option, nccl_config: Ignored: they are NCCL's.
+
+    Raises:
+        InvalidParamError: ranks are out of range or repeated, Paddle has no such backend, or the timeout is below 0.
+    """
+    check_backend(backend)
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected a timedelta or seconds above 0", id=1413)
+    job = launch.detect()
+    members = subgroups.check_ranks(range(job.size) if ranks is None else ranks, job.size)
+    number = next(_numbers)
+    rank = members.index(job.rank) if job.rank in members else -1
+    group = PaddleGroup(rank, -1 - number, members, name=f"alltoallv_{number}")
+    _timeouts[group] = float(seconds)
+    return group
+
+
+def check_backend(backend: str | None) -> None:
+    """Refuses a name that Paddle does not know."""
+    if backend is not None and backend not in _BACKENDS:
+        raise InvalidParamError(f"backend is {backend!r}, expected None or one of {', '.join(_BACKENDS)}", id=1412)
+
+
+def is_initialized() -> bool:
+    """Returns True once this process has joined its job: by ``init_parallel_env`` or its first call for all ranks."""
+    return bool(paddle_is_initialized() or communicator.defaults)
+
+
+def wait(tensor: Tensor, group: Group = None, use_calc_stream: bool = True) -> None:
+    """Waits for the asynchronous calls that this process has made on ``group``, with ``use_calc_stream=False``.
+
+    With ``use_calc_stream=True`` there is nothing to wait for: what Paddle computes on CPU is done when a call returns.
+
+    Args:
+        tensor: Ignored, as by Paddle, whose streams are waited for as a whole.
+        group: A Paddle group, a `Communicator`, or None for all ranks; a rank outside of it returns at once.
+
+    Raises:
+        AllToAllVError: what such a call raises.
+    """
+    comm = resolve(group)
+    if comm is not None and not use_calc_stream:
+        for task in list(communicator.pending):
+            if isinstance(task, Task) and task.communicator is comm:
+                task.wait()
+
+
+def resolve(group: Group) -> Communicator | None:
+    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
+
+    One that a loss, a timeout or an abort has ended stays, so that calls raise at once; another group makes another.
+    A rank that is not a member of the group gets None and a warning.
+    """
+    if isinstance(group, Communicator):
+        return subgroups.of_host(group)
+    if group is None:
+        return communicator.default()
+    if not isinstance(group, PaddleGroup):
+        raise InvalidParamError(
+            f"group is a {type(group).__name__}, expected a Paddle group, a Communicator or None", id=1414
+        )
+    if group.id == 0:  # Paddle's number for all ranks
+        return communicator.default()
+    comm = _made.get(group)
+    if comm is not None:
+        return comm
+    rank = launch.detect().rank
+    if rank not in group.ranks:
+        warnings.warn(f"Current global rank {rank} is not in group {group.name}", stacklevel=3)
+        return None
+    # Groups of the same ranks differ in Paddle's group number, which is equal on all of them.
+    domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
+    comm = _made[group] = subgroups.connect(
+        str(group.name), domain, sorted(group.ranks), _timeouts.get(group, _TIMEOUT)
+    )
+    return comm
+
+
+def rank_in(group: Group, rank: Any, name: str) -> Any:
+    """Converts the argument ``name`` from a rank of the job to one of the group, as it is with a `Communicator`."""
+    if not isinstance(group, PaddleGroup):
+        return rank
+    return subgroups.place_of(rank, group.ranks, name)
+
 
 _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
 

@@ -13,8 +13,7 @@ from paddle import Tensor
 from alltoallv._calls.exchanges import Sizes
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.front_end import apply, front_end, wants_gradient
-from alltoallv.paddle.group import Group, resolve
+from alltoallv.paddle.front_end import Group, apply, front_end, resolve, wants_gradient
 from alltoallv.paddle.tensors import ADAPTER, Done
 from alltoallv.quantization.spec import Format, traveling
 

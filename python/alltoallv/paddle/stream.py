@@ -13,7 +13,7 @@ from paddle.distributed import ReduceOp
 
 from alltoallv._calls.counts import Counts
 from alltoallv.paddle import collectives, exchange, messages
-from alltoallv.paddle.group import Group
+from alltoallv.paddle.front_end import Group
 from alltoallv.paddle.tensors import Task
 
 __all__ = [
