@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from alltoallv._calls.adapters import as_bytes
-from alltoallv.paddle.tensors import allocate, core_name, region
+from alltoallv.paddle.front_end import allocate, core_name, region
 from alltoallv.testing import golden
 
 Array = np.ndarray[Any, Any]

@@ -21,7 +21,7 @@ from alltoallv import Communicator
 from alltoallv._calls.adapters import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.paddle import _needs
-from alltoallv.paddle.tensors import _NAMES, ADAPTER, allocate, region
+from alltoallv.paddle.front_end import _NAMES, ADAPTER, allocate, region
 from alltoallv.testing import Ranks, golden, reference
 
 DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "uint64")]  # which no operator has

@@ -13,7 +13,7 @@ from quantized_front_ends import COUNTS, check_linear_gradients, check_quantized
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.tensors import ADAPTER
+from alltoallv.paddle.front_end import ADAPTER
 from alltoallv.testing import Ranks
 
 

@@ -26,7 +26,7 @@ _HOMES = {
     "numpy": "alltoallv.numpy.arrays",
     "torch": "alltoallv.torch.quantized.adapter",
     "mindspore": "alltoallv.mindspore.adapter",
-    "paddle": "alltoallv.paddle.tensors",
+    "paddle": "alltoallv.paddle.front_end",
 }
 by_class: dict[type, Adapter[Any]] = {}  # by class of tensors
 

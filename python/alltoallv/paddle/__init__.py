@@ -27,11 +27,11 @@ from alltoallv.paddle import collectives, exchange, front_end, installation, mes
 from alltoallv.paddle.collectives import *
 from alltoallv.paddle.exchange import *
 from alltoallv.paddle.front_end import *
+from alltoallv.paddle.front_end import Task, empty
 from alltoallv.paddle.installation import *
 from alltoallv.paddle.messages import *
 from alltoallv.paddle.quantized import *
 from alltoallv.paddle.resharding import *
-from alltoallv.paddle.tensors import Task, empty
 
 __all__ = ["AllToAllVOperation", "QuantAllReduceOperation", "Task", "empty", "stream"]
 __all__ += collectives.__all__

@@ -15,8 +15,7 @@ from paddle import Tensor
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.collectives import check_order
-from alltoallv.paddle.front_end import Group, apply, front_end, resolve
-from alltoallv.paddle.tensors import Task
+from alltoallv.paddle.front_end import Group, Task, apply, front_end, resolve
 
 __all__ = [
     "all_gather",

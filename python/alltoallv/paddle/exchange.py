@@ -8,8 +8,7 @@ from typing import Any, Literal, overload
 from paddle import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
-from alltoallv.paddle.front_end import Group, front_end
-from alltoallv.paddle.tensors import Done, Task
+from alltoallv.paddle.front_end import Done, Group, Task, front_end
 
 __all__ = [
     "all_to_all",

@@ -32,8 +32,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.launch import detect as launch
 from alltoallv.paddle import collectives, exchange, messages
-from alltoallv.paddle.front_end import check_backend, resolve, wait
-from alltoallv.paddle.tensors import Done, Task, check_tensor, region
+from alltoallv.paddle.front_end import Done, Task, check_backend, check_tensor, region, resolve, wait
 
 __all__ = ["install", "uninstall"]
 

@@ -15,8 +15,7 @@ from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.front_end import Group, front_end, resolve
-from alltoallv.paddle.tensors import Task
+from alltoallv.paddle.front_end import Group, Task, front_end, resolve
 
 __all__ = [
     "P2POp",

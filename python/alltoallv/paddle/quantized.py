@@ -10,8 +10,7 @@ from paddle import Tensor
 from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
 from alltoallv.paddle.collectives import multiply
-from alltoallv.paddle.front_end import Group, apply, resolve
-from alltoallv.paddle.tensors import ADAPTER, check_tensor
+from alltoallv.paddle.front_end import ADAPTER, Group, apply, check_tensor, resolve
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.requests import exclude

@@ -13,8 +13,7 @@ from paddle import Tensor
 from alltoallv._calls.exchanges import Sizes
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.front_end import Group, apply, front_end, resolve, wants_gradient
-from alltoallv.paddle.tensors import ADAPTER, Done
+from alltoallv.paddle.front_end import ADAPTER, Done, Group, apply, front_end, resolve, wants_gradient
 from alltoallv.quantization.spec import Format, traveling
 
 __all__ = ["ReshardPlan", "all_to_all_nd", "heads_to_sequence", "reshard", "reshard_state", "sequence_to_heads"]

@@ -13,8 +13,7 @@ from paddle.distributed import ReduceOp
 
 from alltoallv._calls.counts import Counts
 from alltoallv.paddle import collectives, exchange, messages
-from alltoallv.paddle.front_end import Group
-from alltoallv.paddle.tensors import Task
+from alltoallv.paddle.front_end import Group, Task
 
 __all__ = [
     "all_gather",

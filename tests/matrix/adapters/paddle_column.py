@@ -110,7 +110,7 @@ class PaddleColumn(Column):
     def tensor(self, array: Array) -> Any:
         import paddle
 
-        from alltoallv.paddle.tensors import region
+        from alltoallv.paddle.front_end import region
 
         if not array.dtype.name.startswith(("bfloat", "float8")):
             return paddle.to_tensor(array)
@@ -119,7 +119,7 @@ class PaddleColumn(Column):
         return tensor
 
     def array(self, tensor: Any) -> Array:
-        from alltoallv.paddle.tensors import core_name, region
+        from alltoallv.paddle.front_end import core_name, region
 
         tensor = tensor.detach().contiguous()
         data: Array = as_bytes(region(tensor)).copy().view(dtype_of(core_name(tensor.dtype)))
