@@ -43,8 +43,7 @@ from alltoallv.mindspore.installation import *
 from alltoallv.mindspore.messages import *
 from alltoallv.mindspore.quantized import *
 from alltoallv.mindspore.resharding import *
-from alltoallv.mindspore.tensors import empty
-from alltoallv.mindspore.work import CommHandle, Received
+from alltoallv.mindspore.tensors import CommHandle, Received, empty
 
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = (

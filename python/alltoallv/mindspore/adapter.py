@@ -22,7 +22,10 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import counted, device_op, device_quantized
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import (
+    CommHandle,
+    Done,
     Place,
+    Received,
     as_input,
     check_tensor,
     core_name,
@@ -34,7 +37,6 @@ from alltoallv.mindspore.tensors import (
     settle,
     wants_gradient,
 )
-from alltoallv.mindspore.work import CommHandle, Done, Received
 from alltoallv.quantization.requests import ErrorFeedback
 from alltoallv.quantization.spec import QuantizedReduction
 

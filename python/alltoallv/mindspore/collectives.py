@@ -35,8 +35,7 @@ from alltoallv.mindspore.front_end import (
     summed,
 )
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import executor, in_queue
-from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.mindspore.tensors import CommHandle, Done, executor, in_queue
 
 __all__ = [
     "all_gather",

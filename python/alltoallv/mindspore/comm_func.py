@@ -21,8 +21,7 @@ from alltoallv.mindspore import distributed as dist
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.front_end import assign, check_async, enter
-from alltoallv.mindspore.tensors import check_tensor, empty
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.tensors import CommHandle, check_tensor, empty
 
 WORLD = groups.WORLD[0]
 

@@ -14,8 +14,7 @@ from alltoallv.mindspore import distributed
 from alltoallv.mindspore.comm_func import all_to_all_v_c
 from alltoallv.mindspore.distributed import *  # noqa: F403
 from alltoallv.mindspore.front_end import enter
-from alltoallv.mindspore.tensors import check_tensor
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.tensors import CommHandle, check_tensor
 
 __all__ = [*distributed.__all__, "all_to_all_v_c", "gather_into_tensor", "scatter_tensor", "set_comm_ops_inplace"]
 

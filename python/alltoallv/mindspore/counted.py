@@ -17,8 +17,7 @@ from alltoallv._calls.guard import COUNT_NAMES, STATUS_SHAPE, guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_op
-from alltoallv.mindspore.tensors import Place, as_input, core_name, target, wants_gradient
-from alltoallv.mindspore.work import Received
+from alltoallv.mindspore.tensors import Place, Received, as_input, core_name, target, wants_gradient
 from alltoallv.quantization.requests import exclude as check_excluded
 
 

@@ -10,7 +10,7 @@ from alltoallv._calls.counts import Counts, Unit
 from alltoallv.mindspore import counted
 from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.work import CommHandle, Received
+from alltoallv.mindspore.tensors import CommHandle, Received
 
 __all__ = [
     "all_gather_into_tensor",

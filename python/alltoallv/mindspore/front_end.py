@@ -27,8 +27,7 @@ from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import ADAPTER, LATE, SETTLED, Tensors
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import Place, empty, in_queue, region, settle, tracks, wants_gradient
-from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.mindspore.tensors import CommHandle, Done, Place, empty, in_queue, region, settle, tracks, wants_gradient
 
 
 class Call:

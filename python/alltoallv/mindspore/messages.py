@@ -17,8 +17,7 @@ from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.front_end import enter, front_end, refuse_gradient
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import core_name, in_queue
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.tensors import CommHandle, core_name, in_queue
 
 __all__ = ["irecv", "isend", "recv", "send"]
 

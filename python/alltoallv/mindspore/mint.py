@@ -27,8 +27,7 @@ from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import messages
 from alltoallv.mindspore.front_end import check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import executor
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.tensors import CommHandle, executor
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,8 +18,7 @@ from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.device_quantized import Moves, Rows
 from alltoallv.mindspore.front_end import apply, check_async, enter
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import executor, in_queue, tracks, wants_gradient
-from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.mindspore.tensors import CommHandle, Done, executor, in_queue, tracks, wants_gradient
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall
 from alltoallv.quantization.requests import ErrorFeedback as ErrorFeedback

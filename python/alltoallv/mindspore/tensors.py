@@ -1,4 +1,4 @@
-"""Passes MindSpore tensors to the core as contiguous host memory of a known dtype."""
+"""Passes MindSpore tensors to the core as contiguous host memory of a known dtype; what calls return beside tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn
+from mindspore._c_expression import CommHandle as Native
 from mindspore._c_expression import MSContext, ms_ctx_param
+from mindspore.communication import comm_func
 from mindspore.ops.composite import base
+from mindspore.ops.function import comm_func as functions
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Region
+from alltoallv._calls.guard import Ended, Handle, raise_for
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
 try:  # settle() waits for its executor; the public call refuses CPU
@@ -167,3 +171,55 @@ def _at_once() -> bool:
 
 
 _core.add_mindspore(Tensor, executor._executor, DTYPES, _at_once, from_block)
+
+
+class CommHandle(Handle, functions.CommHandle, comm_func.CommHandle):
+    """A running operator: MindSpore's ``CommHandle``, with a few methods more.
+
+    The tensors that it uses stay alive until it is done, even if the handle is dropped.
+    """
+
+    def __new__(cls, *_arguments: Any) -> CommHandle:
+        handle: CommHandle = super().__new__(cls)
+        Native.__init__(handle)
+        return handle
+
+    def wait(self, timeout: float | None = None) -> None:  # type: ignore[override]
+        """Blocks until the operator is done, at most ``timeout`` seconds.
+
+        Raises:
+            CommTimeoutError: not done in time; it is still under way and may be waited for again.
+            AllToAllVError: whatever the operator raised.
+        """
+        Handle.wait(self, timeout)
+
+
+class Done(Ended, CommHandle):
+    """The handle of a call that ended before it returned."""
+
+    def wait(self, timeout: Any = None) -> None:  # type: ignore[override]
+        """Returns at once."""
+
+
+class Received(NamedTuple):
+    """The result of an exchange with a capacity: three tensors, filled when MindSpore's queue reaches the call.
+
+    Attributes:
+        output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
+            the order of the ranks; zeros behind. That of `AllToAllVOperation` has the shape ``[1, capacity]``.
+        recv_counts: int64, shape ``[W]``: how many came from each rank.
+        status: int32; its column 0 is zeros, or describes what went wrong, the same on all ranks; `check` reads it.
+    """
+
+    output: Tensor
+    recv_counts: Tensor
+    status: Tensor
+
+    def check(self) -> Received:
+        """Waits for the device, and returns this result if the exchange was done.
+
+        Raises:
+            InvalidParamError, PeerMismatchError, CommTimeoutError: On every rank, as `alltoallv.torch.Received.check`.
+        """
+        raise_for(self.status.asnumpy().tolist())
+        return self
