@@ -27,7 +27,7 @@ from alltoallv import (
 )
 from alltoallv._calls.collectives import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
-from alltoallv.mindspore import counted, device_op, device_quantized, distributed, front_end, tensors
+from alltoallv.mindspore import device_op, device_quantized, distributed, front_end, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
@@ -409,9 +409,9 @@ print("over_hccl", both(over_hccl), flush=True)
 device_quantized.plan_of, device_quantized.launch_kernel = plan_of, launch_kernel
 print("kernel_calls", hccl.stats()["kernel_calls"], flush=True)
 exchange, _core.exchange_counted_on_device = _core.exchange_counted_on_device, counted_on_device
-on_cpu, counted.device = counted.device, lambda: "npu"
+on_cpu, device_op.device = device_op.device, lambda: "npu"
 print("with_capacity", with_capacity(), flush=True)
-_core.exchange_counted_on_device, counted.device = exchange, on_cpu
+_core.exchange_counted_on_device, device_op.device = exchange, on_cpu
 hccl.destroy()
 
 try:

@@ -19,7 +19,7 @@ from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import counted, device_op, device_quantized
+from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import (
     CommHandle,
@@ -144,7 +144,7 @@ class Tensors(Adapter[Tensor]):
         return ops.zeros(tuple(shape), kind) if in_queue() else empty(shape, kind)
 
     def device(self, x: Tensor) -> str:
-        return counted.device()
+        return device_op.device()
 
     def differentiated(
         self, operation: Any, x: Tensor, out: Tensor | None, feedback: Any, timeout: float | None
@@ -161,7 +161,7 @@ class Tensors(Adapter[Tensor]):
         """All tensors of the process lie where MindSpore computes."""
 
     def exchange_counted(self, engine: Communicator, x: Tensor, counts: Sequence[Any], capacity: int) -> Received:
-        results = counted.exchange(engine, x, counted.as_counts(counts, engine.size), capacity, 1)
+        results = device_op.exchange_counted(engine, x, device_op.as_counts(counts, engine.size), capacity, 1)
         return Received(results[0].reshape(1, capacity), *results[1:])
 
     def reduce(self, engine: Communicator, request: QuantizedReduction, tensors: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 from mindspore import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
-from alltoallv.mindspore import counted
+from alltoallv.mindspore import device_op
 from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import CommHandle, Received
@@ -120,7 +120,9 @@ def all_to_all_v(
     """
     if capacity is not None:
         others = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
-        return counted.all_to_all_v(input, (send_counts, sdispls, recv_counts), unit, capacity, enter(group), others)
+        return device_op.all_to_all_counted(
+            input, (send_counts, sdispls, recv_counts), unit, capacity, enter(group), others
+        )
     return front_end.all_to_all_v(
         input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op, timeout
     )
