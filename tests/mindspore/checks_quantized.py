@@ -11,7 +11,7 @@ from quantized_front_ends import COUNTS, check_linear_gradients, check_quantized
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.mindspore.adapter import ADAPTER
+from alltoallv.mindspore.front_end import ADAPTER
 from alltoallv.testing import quantized as reference
 
 

@@ -28,9 +28,9 @@ from alltoallv import (
 from alltoallv._calls.collectives import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.mindspore import device_op, device_quantized, distributed, front_end, tensors
-from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
+from alltoallv.mindspore.front_end import LATE
 
 comm = am.init(timeout=800)
 module, thorough = build(folder=sys.argv[1]), sys.argv[2] == "all"  # compiled already

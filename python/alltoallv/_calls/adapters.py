@@ -25,7 +25,7 @@ T = TypeVar("T")
 _HOMES = {
     "numpy": "alltoallv.numpy.arrays",
     "torch": "alltoallv.torch.quantized.adapter",
-    "mindspore": "alltoallv.mindspore.adapter",
+    "mindspore": "alltoallv.mindspore.front_end",
     "paddle": "alltoallv.paddle.front_end",
 }
 by_class: dict[type, Adapter[Any]] = {}  # by class of tensors

@@ -24,10 +24,9 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import Tensors
 from alltoallv.mindspore.collectives import all_reduce_leaves
 from alltoallv.mindspore.exchange import all_to_all_v
-from alltoallv.mindspore.front_end import summed
+from alltoallv.mindspore.front_end import Tensors, summed
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.graph_exchange import (
     ARRAYS,

@@ -22,8 +22,8 @@ from alltoallv._core import CheckedCall
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE, refuse_timeout
 from alltoallv.mindspore.front_end import (
+    LATE,
     Broadcast,
     Gradient,
     ListExchange,
@@ -32,6 +32,7 @@ from alltoallv.mindspore.front_end import (
     enter,
     front_end,
     refuse_gradient,
+    refuse_timeout,
     summed,
 )
 from alltoallv.mindspore.group import Group, on_host

@@ -14,8 +14,8 @@ from alltoallv._calls.counts import Counts, Unit, as_counts, packed
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.exchange import all_to_all_v
+from alltoallv.mindspore.front_end import LATE
 from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Stateless, only_in_graphs
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor, core_name

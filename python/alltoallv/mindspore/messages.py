@@ -14,8 +14,7 @@ from mindspore import Tensor
 
 from alltoallv._calls import messages
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE
-from alltoallv.mindspore.front_end import enter, front_end, refuse_gradient
+from alltoallv.mindspore.front_end import LATE, enter, front_end, refuse_gradient
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import CommHandle, core_name, in_queue
 

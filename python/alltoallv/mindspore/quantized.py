@@ -12,11 +12,10 @@ from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import device_codes, device_quantized
-from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout
 from alltoallv.mindspore.collectives import multiply
 from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.device_quantized import Moves, Rows
-from alltoallv.mindspore.front_end import apply, check_async, enter
+from alltoallv.mindspore.front_end import ADAPTER, apply, check_async, enter, learnt, refuse_timeout
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import CommHandle, Done, executor, in_queue, tracks, wants_gradient
 from alltoallv.quantization import requests

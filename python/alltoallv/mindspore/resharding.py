@@ -17,8 +17,7 @@ from alltoallv._calls.layouts import Layout, read_layout
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
-from alltoallv.mindspore.adapter import ADAPTER
-from alltoallv.mindspore.front_end import apply, enter, front_end
+from alltoallv.mindspore.front_end import ADAPTER, apply, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import in_queue, wants_gradient
 from alltoallv.quantization.spec import Format, Quantization, traveling
