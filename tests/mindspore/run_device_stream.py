@@ -16,7 +16,7 @@ from alltoallv._calls import subgroups
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
-from alltoallv.mindspore import device_op, graph_exchange, tensors
+from alltoallv.mindspore import device_op, graph, tensors
 from alltoallv.mindspore.device_op import ENTRY, Launch, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -88,7 +88,7 @@ assert (complete(target) == by_rank).all()
 print("enqueued, then right", flush=True)
 
 # The operator of graphs, as its kernel calls it.
-number = device_op.number_of(graph_exchange.Host("element", comm).launch)
+number = device_op.number_of(graph.Host("element", comm).launch)
 numbers = [(ctypes.c_int64 * len(values))(*values) for values in ([size * COUNT], [*counts, *places])]
 anew = memory(np.full(size * COUNT, -1.0, np.float32))
 in_graph = device_op.GraphLaunch(number, type_to_type_id(mindspore.float32), source.value, None, anew.value)

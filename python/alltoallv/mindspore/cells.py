@@ -27,9 +27,9 @@ from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.collectives import all_reduce_leaves
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.front_end import Tensors, summed
-from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import (
+from alltoallv.mindspore.graph import (
     ARRAYS,
+    AllToAllV,
     Array,
     Caller,
     Host,

@@ -21,7 +21,7 @@ from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_codes import canonical_nan, filled, in_tree
 from alltoallv.mindspore.device_quantized import Moves, check_added
-from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
+from alltoallv.mindspore.graph import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized, ReductionCall, RowsCall

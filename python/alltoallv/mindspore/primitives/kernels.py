@@ -19,7 +19,7 @@ from mindspore._c_expression.typing import type_to_type_id
 
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import device_op
-from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, Array
+from alltoallv.mindspore.graph import DTYPES_BY_NUMBER, Array
 from alltoallv.mindspore.primitives.rules import RULES, plan
 from alltoallv.mindspore.tensors import DTYPES, numpy_dtype, target
 

@@ -21,7 +21,7 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.graph_exchange import ARRAYS, Array
+from alltoallv.mindspore.graph import ARRAYS, Array
 
 Attributes = Mapping[str, Any]  # of a primitive; in a graph, as text
 Shape = tuple[int, ...]
