@@ -19,8 +19,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.device_codes import canonical_nan, filled, in_tree
-from alltoallv.mindspore.device_quantized import Moves, check_added
+from alltoallv.mindspore.device_quantized import Moves, canonical_nan, check_added, filled, in_tree
 from alltoallv.mindspore.graph import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests

@@ -11,10 +11,9 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import leaf_products
 from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore import device_codes, device_quantized
+from alltoallv.mindspore import device_quantized
 from alltoallv.mindspore.collectives import multiply
-from alltoallv.mindspore.device_codes import Codes
-from alltoallv.mindspore.device_quantized import Moves, Rows
+from alltoallv.mindspore.device_quantized import Codes, Moves, Rows
 from alltoallv.mindspore.front_end import ADAPTER, apply, check_async, enter, learnt, refuse_timeout
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import CommHandle, Done, executor, in_queue, tracks, wants_gradient
@@ -90,7 +89,7 @@ class _QueuedRows(RowsCall[Tensor]):
             return out, recvs
         codes: Any = self._steps.codes
         if out.size:
-            bounds = device_codes.of_rows(codes.seen[-1], spec, self.rows.out_dtype)
+            bounds = device_quantized.bounds_of_rows(codes.seen[-1], spec, self.rows.out_dtype)
         else:
             bounds = ops.zeros((sum(recvs), spec.groups(self.rows.length)), mindspore.float32)
         return Bounded(out, bounds, spec.format), recvs
@@ -119,7 +118,7 @@ class _Quantized(Quantized[Tensor]):
         return on_host(comm)
 
     def largest_magnitude(self, x: Tensor, dtype: str) -> int:
-        return device_codes.largest_magnitude(x) if in_queue() else super().largest_magnitude(x, dtype)
+        return device_quantized.largest_magnitude(x) if in_queue() else super().largest_magnitude(x, dtype)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return ops.matmul(x, weight.T)
