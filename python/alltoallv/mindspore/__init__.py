@@ -35,8 +35,8 @@ from alltoallv.mindspore import (
 )
 from alltoallv.mindspore.cells import *
 from alltoallv.mindspore.collectives import *
-from alltoallv.mindspore.dispatcher import MoEDispatcher
 from alltoallv.mindspore.exchange import *
+from alltoallv.mindspore.exchange import MoEDispatcher
 from alltoallv.mindspore.graph import *
 from alltoallv.mindspore.group import *
 from alltoallv.mindspore.installation import *
@@ -47,7 +47,7 @@ from alltoallv.mindspore.tensors import CommHandle, Received, empty
 
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = (
-    *("collectives", "comm_func", "communication_ops", "dispatcher", "front_end", "group", "messages"),
+    *("collectives", "comm_func", "communication_ops", "exchange", "front_end", "group", "messages"),
     *("mint", "quantized", "tensors"),
 )
 _SHARED = "atb.operations", "_calls.exchanges", "quantization.functions"
