@@ -11,7 +11,7 @@ TOP = Path(__file__).parents[1]
 STAND_INS = {
     "torch.distributed": "torch/api/collectives torch/api/reductions torch/api/p2p torch/process_group/backend"
     " torch/process_group/group torch/process_group/functions torch/symm_mem",
-    "mint.distributed": "mindspore/collectives mindspore/messages mindspore/exchange mindspore/mint",
+    "mint.distributed": "mindspore/collectives mindspore/messages mindspore/exchange mindspore/distributed",
     "mindspore.communication": "mindspore/comm_func",
     "paddle.distributed": "paddle/collectives paddle/exchange paddle/front_end paddle/messages",
     "paddle.distributed.stream": "paddle/stream",

@@ -47,11 +47,11 @@ from alltoallv.mindspore.tensors import CommHandle, Received, empty
 
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = (
-    *("collectives", "comm_func", "communication_ops", "exchange", "front_end", "group", "messages"),
-    *("mint", "quantized", "tensors"),
+    *("collectives", "comm_func", "communication_ops", "distributed", "exchange", "front_end", "group", "messages"),
+    *("quantized", "tensors"),
 )
 _SHARED = "atb.operations", "_calls.exchanges", "quantization.functions"
-_NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in _OURS)
+_NAMES = "mindspore", *(f"mindspore.{_name}" for _name in _OURS)
 for _module in (*_NAMES, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
