@@ -10,9 +10,8 @@ from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation
 from alltoallv.numpy import collectives, exchange, messages, quantized, resharding
 from alltoallv.numpy.arrays import Work
 from alltoallv.numpy.collectives import *
-from alltoallv.numpy.dispatcher import MoEDispatcher
 from alltoallv.numpy.exchange import *
-from alltoallv.numpy.exchange import Plan
+from alltoallv.numpy.exchange import MoEDispatcher, Plan
 from alltoallv.numpy.messages import *
 from alltoallv.numpy.quantized import *
 from alltoallv.numpy.resharding import *
