@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.attention import attend, scores_of
-from alltoallv.npu_ops.cache import rows_of, write
+from alltoallv.npu_ops.inference import rows_of, write_cache
 from alltoallv.npu_ops.layers import rms_norm, turn
 from alltoallv.npu_ops.matmuls import to_int8
 from alltoallv.npu_ops.registry import expect, operator, present, renamed
@@ -76,14 +76,14 @@ def rotary_embedding(
 @operator("_npu_reshape_and_cache")
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
     """Writes token i to slot ``slot_indices[i]`` of both caches, in place."""
-    write(key_cache, key, slot_indices, None)
-    write(value_cache, value, slot_indices, None)
+    write_cache(key_cache, key, slot_indices, None)
+    write_cache(value_cache, value, slot_indices, None)
 
 
 @operator("_npu_reshape_and_cache_siso")
 def reshape_and_cache_siso(key: Tensor, key_cache: Tensor, slot_indices: Tensor) -> None:
     """Writes token i to slot ``slot_indices[i]`` of the cache, in place."""
-    write(key_cache, key, slot_indices, None)
+    write_cache(key_cache, key, slot_indices, None)
 
 
 @operator("npu_paged_cache_load")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv.npu_ops.cache import write
+from alltoallv.npu_ops.inference import write_cache
 from alltoallv.npu_ops.layers import rms_norm, turn
 from alltoallv.npu_ops.matmuls import product, scale_and_offset, to_int8
 from alltoallv.npu_ops.registry import expect, present
@@ -376,9 +376,9 @@ def _mla_preprocess(
     for cache, rows in ((kv_cache_out0, latent), (kv_cache_out1, key_rope)):
         if cache_mode == "nzcache":
             nz = cache.view(len(cache), rows.size(1) // 16, -1, 16)
-            write(nz, rows.unsqueeze(1).to(dtype), slotmapping, "PA_NZ")
+            write_cache(nz, rows.unsqueeze(1).to(dtype), slotmapping, "PA_NZ")
         else:
-            write(cache, rows.unsqueeze(1).to(dtype), slotmapping, None)
+            write_cache(cache, rows.unsqueeze(1).to(dtype), slotmapping, None)
     return q_out0, kv_cache_out0, q_out1, kv_cache_out1, inner_out
 
 

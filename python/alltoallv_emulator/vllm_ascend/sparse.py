@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.attention import attend
-from alltoallv.npu_ops.cache import rows_of
+from alltoallv.npu_ops.inference import rows_of
 from alltoallv.npu_ops.registry import expect, present, renamed
 from alltoallv_emulator.vllm_ascend import Table
 
