@@ -15,9 +15,8 @@ from mindspore.mint import distributed as mindspore_distributed
 from mindspore.ops import communication as mindspore_ops
 
 from alltoallv._calls.front_end import Replacements
-from alltoallv.mindspore import comm_func, communication_ops, distributed
-from alltoallv.mindspore.primitives import classes
-from alltoallv.mindspore.primitives.classes import STAND_INS
+from alltoallv.mindspore import comm_func, communication_ops, distributed, primitives
+from alltoallv.mindspore.primitives import STAND_INS
 from alltoallv.mindspore.tensors import in_queue, target
 
 __all__ = ["install", "uninstall"]
@@ -79,9 +78,9 @@ class install:
         if not in_queue():
             pairs += [(getattr(management, name), getattr(comm_func, name)) for name in ("init", "release")]
             pairs += [(each.__bases__[-1], each) for each in STAND_INS]
-            for name in classes.__all__:
+            for name in primitives.__all__:
                 _in_graphs.append(getattr(comm_func, name))
-                convert_object_map[_in_graphs[-1]] = getattr(classes, name)
+                convert_object_map[_in_graphs[-1]] = getattr(primitives, name)
         _replaced.everywhere(pairs)
         for module, name in ((mindspore, "set_device"), (mindspore, "set_context"), (mindspore.context, "set_context")):
             _replaced.replace(module, name, _on_cpu(getattr(module, name)))
