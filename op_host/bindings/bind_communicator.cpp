@@ -82,7 +82,8 @@ void bind_communicator(nb::module_& m) {
         .def_rw("check", &CommunicatorOptions::check)
         .def_rw("path", &CommunicatorOptions::path)
         .def_rw("copy_threads", &CommunicatorOptions::copy_threads)
-        .def_rw("warn_after", &CommunicatorOptions::warn_after);
+        .def_rw("warn_after", &CommunicatorOptions::warn_after)
+        .def_rw("cure", &CommunicatorOptions::cure);
 
     nb::class_<Work>(m, "Work")
         .def(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -164,3 +167,22 @@ def test_the_param_alone_finds_the_peers(launch: Launch, request: pytest.Fixture
     for _, _, (kind, code, message) in results:
         assert (kind, code) == ("BackendUnavailableError", 28)
         assert "nccl" in message
+
+
+@pytest.mark.parametrize(("rank", "condition"), [(0, "A2A-4006"), (1, "A2A-4002")])
+def test_a_rank_that_no_launcher_has_started_is_told_of_one(rank: int, condition: str) -> None:
+    counts = {name: [0, 0] for name in ("send_counts", "sdispls", "recv_counts", "rdispls")}
+    program = f"""
+import alltoallv, numpy as np
+alltoallv.AllToAllVOperation(alltoallv.AllToAllVParam(rank={rank}, rank_size=2, **{counts}))(np.zeros(1, np.int32))
+"""
+    alone = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        alone, stderr=subprocess.PIPE, text=True, env=os.environ | {"ALLTOALLV_WARN_AFTER": "0.3"}
+    ) as process:
+        assert process.stderr is not None
+        warning = process.stderr.readline()
+        process.kill()
+    assert condition in warning
+    assert "no launcher started this process" in warning
+    assert "'python -m alltoallv run -n 2'" in warning

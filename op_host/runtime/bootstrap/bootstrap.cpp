@@ -227,7 +227,7 @@ class Joiner {
 
     Error unopened(double seconds) const {
         return comm_timeout(4002, "rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
-                            seconds_text(seconds));
+                            seconds_text(seconds), options_.cure);
     }
 
     Error unanswered(pid_t pid) const {

@@ -24,6 +24,7 @@ struct BootstrapOptions {
     std::vector<int> names;    ///< the ranks' numbers in messages, where they are others
     double timeout = 600.0;    ///< seconds until absent ranks are an error that names them
     double warn_after = 10.0;  ///< seconds until a warning does
+    std::string cure;          ///< what both add: how absent ranks are started
     std::string settings;      ///< "key=value;key=value", equal on every rank
     size_t control_bytes = 0;  ///< size of the shared control segment, equal on every rank
     /// Called about every 100 ms while waiting; may throw to stop the wait (Ctrl-C).

@@ -199,7 +199,7 @@ Error absent_error(const BootstrapOptions& options, double seconds, const std::v
     std::string list;
     for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(name_of(options, rank));
     return comm_timeout(4006, "after ", seconds_text(seconds), (ranks.size() == 1 ? " rank " : " ranks "), list, " of ",
-                        options.size, " ", had_not, " ", describe(options), why);
+                        options.size, " ", had_not, " ", describe(options), why, options.cure);
 }
 
 Error gave_up_error(const BootstrapOptions& options) {

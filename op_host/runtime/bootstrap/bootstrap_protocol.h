@@ -66,7 +66,8 @@ void check_joining(const BootstrapOptions& joining, const BootstrapOptions& pres
 
 Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second);
 
-/// Returns "after 2.0 s ranks 1, 3 of 4 <had_not> domain 'd' (job 'j')", for example with had_not = "had not joined".
+/// Returns "after 2.0 s ranks 1, 3 of 4 <had_not> domain 'd' (job 'j')", for example with had_not = "had not joined",
+/// then `why` and the options' cure.
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
                    const std::string& had_not, const std::string& why = {});
 

@@ -35,6 +35,7 @@ struct CommunicatorOptions {
     }
     int copy_threads = 0;      ///< threads of a rank for a large copy; 0 means as many as fit the processors
     double warn_after = 10.0;  ///< seconds of waiting until a warning names the late ranks
+    std::string cure;          ///< what warnings and errors about ranks that have not joined add
 };
 
 }  // namespace alltoallv

@@ -108,6 +108,7 @@ void ShmCommunicator::connect(const std::function<void()>& look) {
     bootstrap.size = size();
     bootstrap.timeout = options_.join_timeout < 0 ? options_.timeout : options_.join_timeout;
     bootstrap.warn_after = options_.warn_after;
+    bootstrap.cure = options_.cure;
     bootstrap.settings = "path=" + options_.path + ";inline_bytes=" + std::to_string(options_.inline_bytes) +
                          ";check=" + (options_.check ? "always" : "off") + ";release=" + release();
     bootstrap.control_bytes = layout.total();

@@ -57,6 +57,8 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         take_place(job, options)
         if job.launcher == "single":  # ranks that no launcher started, such as the children of one test
             options.job = f"parent-{process_id(os.getppid())}"
+            start = f"python -m alltoallv run -n {param.rank_size}"
+            options.cure = f"; no launcher started this process: start all ranks, for example with {start!r}"
         if not npu and job.several_hosts:
             if param.backend == "shm" or param.rank_size != job.size:
                 job.require_one_host(param.rank_size)
