@@ -301,19 +301,18 @@ void ControlPlane::throw_failure(uint64_t called) {
     throw UnmetFailure(error_of(first));
 }
 
-Summary ControlPlane::sum_up() const {
-    Summary all;
+void ControlPlane::sum_up() {
+    agreement_ = {};
     if (!hosts) {
-        for (int j = 0; j < size(); ++j) all.add(row(j), options_.check);
-        return all;
+        for (int j = 0; j < size(); ++j) agreement_.add(row(j), options_.check);
+        return;
     }
-    for (const int j : hosts->here) all.add(row(j), options_.check);
-    if (static_cast<int>(all.ranks) < size()) all.add(header().others.sum[seq_ & 1], options_.check);
-    return all;
+    for (const int j : hosts->here) agreement_.add(row(j), options_.check);
+    if (static_cast<int>(agreement_.ranks) < size()) agreement_.add(header().others.sum[seq_ & 1], options_.check);
 }
 
 void ControlPlane::compare_rows() {
-    agreement_ = sum_up();
+    sum_up();
     if (agreement_.agrees()) return;
     if (agreement_.failed > 0) throw_failure(agreement_.called);
     // Between hosts the leaders, who see the same, send all rows now.

@@ -8,6 +8,7 @@
 #include "runtime/base/huge_pages.h"
 #include "runtime/base/place.h"
 #include "runtime/control/deadlock.h"
+#include "runtime/control/peer_words.h"
 
 namespace alltoallv {
 ControlPlane::ControlPlane(const CommunicatorOptions& options, size_t inline_bytes, std::shared_ptr<Mapping> memory,
@@ -90,14 +91,35 @@ OwnRow& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     ++seq_;
     op_ = op;
     record_start(dtype);
-    own_row_ = {{dtype, op, ReduceOp::sum, 0, 0, {}, {}, 0, 0, 0, 0}, &row(rank())};
+    own_row_.shared = &row(rank());
+    own_row_.op = op;
+    own_row_.dtype = dtype;
+    own_row_.reduce_op = ReduceOp::sum;
+    own_row_.flags = 0;
+    own_row_.balance = 0;
+    own_row_.input = own_row_.output = Location{};
+    own_row_.count = own_row_.terms = 0;
+    own_row_.root = 0;
+    own_row_.shape_digest = 0;
     return own_row_;
 }
 
 void ControlPlane::publish() {
     published_ = true;
-    static_cast<Announcement&>(*own_row_.shared) = own_row_;
-    own_row_.shared->seq.store(seq_, std::memory_order_release);
+    Row& row = *own_row_.shared;
+    // Field by field: a copy would load more at a time than was stored just now, and so wait for all stores before it.
+    write_once(row.dtype, own_row_.dtype);
+    write_once(row.op, own_row_.op);
+    write_once(row.reduce_op, own_row_.reduce_op);
+    write_once(row.flags, own_row_.flags);
+    write_once(row.balance, own_row_.balance);
+    write_once(row.input, own_row_.input);
+    write_once(row.output, own_row_.output);
+    write_once(row.count, own_row_.count);
+    write_once(row.terms, own_row_.terms);
+    write_once(row.root, own_row_.root);
+    write_once(row.shape_digest, own_row_.shape_digest);
+    row.seq.store(seq_, std::memory_order_release);
     // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);

@@ -309,7 +309,7 @@ class ControlPlane {
         return hosts && !std::binary_search(hosts->here.begin(), hosts->here.end(), rank);
     }
     bool has_all_rows(uint64_t seq) const;
-    Summary sum_up() const;
+    void sum_up();
     CountMismatch find_mismatch();
     void await_rows(uint64_t seq);
     void record_start(DType dtype);
