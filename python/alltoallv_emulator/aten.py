@@ -161,12 +161,13 @@ def _histc(
 
 def _qr(matrix: torch.Tensor, mode: str = "reduced", **outs: torch.Tensor) -> Any:
     """Decomposes float16 too, as NPUs do: in float32, rounded at the end. The CPU refuses it."""
+    given = tuple(outs[name] for name in ("Q", "R") if name in outs)  # torch hands them on in any order
     if matrix.dtype != torch.float16:
-        return torch.linalg.qr(matrix, mode, out=tuple(outs.values()) or None)
+        return torch.linalg.qr(matrix, mode, out=given or None)
     results = [part.half() for part in torch.linalg.qr(matrix.float(), mode)]
-    for out, part in zip(outs.values(), results, strict=False):
+    for out, part in zip(given, results, strict=False):
         out.resize_(part.size()).copy_(part)
-    return tuple(outs.values()) or tuple(results)
+    return given or tuple(results)
 
 
 def _to_copy(operator: Any) -> Callable[..., Any]:
