@@ -65,6 +65,7 @@ def main(source: Path, patterns: Sequence[str]) -> None:
     os.environ.setdefault("ALLTOALLV_EMULATOR_DEVICES", "16")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what asks for a real model fails at once
     os.environ.setdefault("COLUMNS", "300")  # else pytest leaves reasons out
+    os.environ["PYTHONUNBUFFERED"] = "1"  # else a process that dies takes the names of its last tests with it
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)  # without the sources of the package, which would hide the installed one
         shutil.copytree(source / "tests", folder / "tests")
