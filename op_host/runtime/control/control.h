@@ -329,7 +329,7 @@ class ControlPlane {
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
     Summary agreement_;       // of all ranks
-    OwnRow own_row_{};
+    OwnRow own_row_{};        // of seq_, which goes into shared memory when it is published
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;

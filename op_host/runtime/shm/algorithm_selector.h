@@ -20,7 +20,7 @@ namespace alltoallv {
 /// way at the same time, and a rank's time is then what the way costs sender and receiver.
 class AlgorithmSelector {
   public:
-    /// `trial`: how many operators in a row a way is timed; one is enough where they take milliseconds.
+    /// `trial`: how many operators in a row a way is timed; fewer do where they take milliseconds.
     explicit AlgorithmSelector(uint64_t trial = 3) : trial_(trial) {}
 
     enum Way : unsigned char { usual, other };

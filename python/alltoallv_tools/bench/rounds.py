@@ -30,6 +30,7 @@ class Blocks:
 
 
 Found = dict[str, Blocks]
+Failed = dict[str, str]  # why libraries failed
 
 
 @dataclass
@@ -61,7 +62,8 @@ def _wall(replies: list[Reply], what: str) -> float:
 class Effort:
     """Holds how long a competitor is measured: for ``seconds``, or for at least ``iters`` calls.
 
-    ``warmup`` is the number of untimed calls before each block; None means as many as take 5 ms.
+    ``warmup`` is the number of untimed calls before each block; None means as many as take 5 ms, at least
+    one.
     """
 
     seconds: float
@@ -82,7 +84,7 @@ class Effort:
 
 def measure(
     jobs: dict[str, Job], case: Case, effort: Effort | float, columns: dict[str, tuple[str, ...]], found: Found
-) -> dict[str, str]:
+) -> Failed:
     """Measures all competitors of all jobs.
 
     Args:
@@ -97,7 +99,7 @@ def measure(
         Why libraries failed.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
-    failed: dict[str, str] = {}
+    failed: Failed = {}
     entries: list[Entry] = []
 
     @contextlib.contextmanager
@@ -134,7 +136,7 @@ def measure(
     return failed
 
 
-def row_of(case: Case, size: int, found: Found, failed: dict[str, str]) -> dict[str, Any]:
+def row_of(case: Case, size: int, found: Found, failed: Failed) -> dict[str, Any]:
     """Returns a row of the schema in docs/bench.md, of those that took part in every round."""
     ours = found["ours"].samples
     times = {name: _statistics(blocks, ours) for name, blocks in found.items() if len(blocks.samples) == len(ours)}

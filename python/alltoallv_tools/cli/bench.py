@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ from alltoallv_tools.bench.cases import (
 from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError, environment_of
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
-from alltoallv_tools.bench.rounds import Effort, Found, measure, row_of
+from alltoallv_tools.bench.rounds import Effort, Failed, Found, measure, row_of
 from alltoallv_tools.cli.job import reason_against
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
@@ -80,7 +80,9 @@ _OPTIONS = {
     ),
     "no-bind": _Option(_JOBS, "do not give each rank a processor of its own", {"action": "store_true"}),
     "iters": _Option(_JOBS, "measure this many calls instead of --seconds", {"type": numbers.count}),
-    "warmup": _Option(_JOBS, "calls before each block of measured ones (default: for 5 ms)", {"type": numbers.count}),
+    "warmup": _Option(
+        _JOBS, "calls before each block of measured ones (default: for 5 ms, at least one)", {"type": numbers.count}
+    ),
     "device": _Option(("kernels",), "C++ or Triton (default: cpu)", {"choices": ("cpu", "cuda")}),
 }
 
@@ -293,36 +295,45 @@ def _run(
         bar.clear()
         print(f"# {text}", file=sys.stderr, flush=True)
 
+    def rows_of_job(
+        jobs: Jobs, size: int, able: list[str], found: list[Found], failed: list[Failed]
+    ) -> Iterator[report.Row]:
+        """Yields the rows so far, with a further job's blocks; libraries that fail are taken out of ``able``."""
+        bar.step(f"starting {size} ranks of each", done=False)
+        running = _start(jobs, able, size, say)
+        for place, case in enumerate(cases):
+            if "ours" not in running:
+                break
+            bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
+            before = dict(running)
+            columns = {library: contenders_of(library, case, api) for library in libraries}
+            reasons = measure(running, case, effort, columns, found[place])
+            failed[place] |= reasons
+            for library, reason in reasons.items():
+                say(reason)
+                jobs.stop(before[library])
+            if "ours" in running:
+                yield row_of(case, size, found[place], failed[place])
+                bar.step(f"{size} ranks, {case.nbytes} bytes")
+        able[:] = running
+        for job in running.values():
+            jobs.stop(job)
+
     with Jobs(api, bind=not args.no_bind, say=say) as jobs:
         for size in sizes:
-            able, first = libraries, len(rows)
+            first, able = len(rows), list(libraries)
             found: list[Found] = [{} for _ in cases]
-            failed: list[dict[str, str]] = [{} for _ in cases]
+            failed: list[Failed] = [{} for _ in cases]
             for repeat in range(1, repeats + 1):
-                bar.step(f"starting {size} ranks of each", done=False)
-                running = _start(jobs, able, size, say)
-                if "ours" not in running:
-                    return
-                for place, case in enumerate(cases):
-                    bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
-                    before = dict(running)
-                    columns = {library: contenders_of(library, case, api) for library in libraries}
-                    reasons = measure(running, case, effort, columns, found[place])
-                    failed[place] |= reasons
-                    for library, reason in reasons.items():
-                        say(reason)
-                        jobs.stop(before[library])
-                    if "ours" not in running:
-                        break
-                    row = row_of(case, size, found[place], failed[place])
-                    rows[first + place : first + place + 1] = [row]
+                for place, row in enumerate(rows_of_job(jobs, size, able, found, failed), first):
+                    rows[place : place + 1] = [row]
                     if repeat == repeats:
                         bar.clear()
                         print(table.line(row, names), flush=True)
-                    bar.step(f"{size} ranks, {case.nbytes} bytes")
-                able = list(running)
-                for job in running.values():
-                    jobs.stop(job)
+                if "ours" not in able:
+                    break
+            if len(rows) == first:  # ours does not even start
+                break
     bar.clear()
 
 
