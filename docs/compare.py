@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measure import DOCS, RUNS, Run
+from measure import DOCS, RUNS, WAYS, Run
 
 HERE = DOCS.parent
 CHOSEN = {run.name: run for run in RUNS}
@@ -40,7 +40,7 @@ def times(run: Run, tree: Path, seconds: float, ranks: str | None) -> Times:
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
         peers = [] if run.name in ("kernels", "backend") else ["--peers", ""]
-        wanted = run.arguments.replace(" --ways", "").split()
+        wanted = run.arguments.removesuffix(f" {WAYS}").split()
         if ranks is not None and "--np" in wanted:
             wanted[wanted.index("--np") + 1] = ranks
         arguments = [*wanted, *peers, "--seconds", str(seconds), "--json", raw.name]
