@@ -53,6 +53,7 @@ nox.options.sessions = [
 ]
 nox.options.default_venv_backend = "uv|virtualenv"
 
+VLLM_ASCEND = "vllm-ascend==0.23.0.post1"
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 CLIENTS: dict[str, tuple[str, ...]] = {  # what pip is told to install beside torch
     "accelerate": ("accelerate==1.*",),
@@ -385,7 +386,7 @@ def install_vllm(session: nox.Session) -> None:
     session.install(*source, "vllm==0.23.0", "transformers==5.5.4", "fastapi<0.124")
     session.install("--no-deps", *torches)  # uv has read what vllm's wheel for CUDA asks for, a newer torch among it
     session.install("decorator", "msgpack", "pandas", "psutil", "quart", "scipy", "numba")
-    session.install("--no-deps", "--no-build-isolation", "vllm-ascend==0.23.0.post1")
+    session.install("--no-deps", "--no-build-isolation", VLLM_ASCEND)
     steps.uninstall(session, "triton", "triton-ascend")  # they share a folder
     session.install("--no-deps", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0")
 
@@ -401,15 +402,20 @@ def vllm(session: nox.Session) -> None:
 def vllm_own(session: nox.Session) -> None:
     """vllm-ascend's own tests that need a device, as they are, on emulated NPUs: prints what passed and failed.
 
-    ``nox -s vllm_own -- FOLDER [PATTERN...]``, where FOLDER is its source distribution, unpacked.
+    They are in its source distribution. Arguments after ``--`` choose files below its folder `tests`.
     """
-    if not session.posargs:
-        session.error("name the folder of vllm-ascend's source distribution: nox -s vllm_own -- FOLDER")
     install_vllm(session)
     session.install("--no-deps", "modelscope==1.35.3")
-    session.install("pytest-mock", "pytest-asyncio", "tqdm", "requests", *steps.TEST_TOOLS)
+    session.install("pip", "pytest-mock", "pytest-asyncio", "tqdm", "requests", *steps.TEST_TOOLS)
+    folder = Path(session.create_tmp())
+    # pip's own environment for the build would ask for the triton-ascend that PyPI has not
+    download = ("download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend")
+    session.run_install("python", "-m", "pip", *download, "--dest", str(folder), VLLM_ASCEND)
+    archive = folder / f"{VLLM_ASCEND.replace('-', '_').replace('==', '-')}.tar.gz"
+    shutil.unpack_archive(archive, folder, filter="data")
+    source = folder / archive.name.removesuffix(".tar.gz")
     env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    session.run("python", "tests/vllm/run_own.py", *session.posargs, env=env)
+    session.run("python", "tests/vllm/run_own.py", str(source), *session.posargs, env=env)
 
 
 @nox.session
