@@ -33,8 +33,8 @@ WITHOUT_META = (
     "npu_confusion_transpose", "npu_confusion_transpose_backward", "npu_convert_weight_to_int4pack", "npu_dtype_cast_",
     "npu_format_cast", "npu_format_cast.Tensor", "npu_format_cast_", "npu_format_cast_.acl_format",
     "npu_fused_infer_attention_score.out", "npu_fused_infer_attention_score_v2.out", "npu_gather_pa_kv_cache",
-    "npu_mish", "npu_mish_backward", "npu_paged_cache_load", "npu_paged_cache_load.out", "npu_silu_", "npu_slice",
-    "npu_view_copy", "one_",
+    "npu_mish", "npu_mish_backward", "npu_paged_cache_load", "npu_paged_cache_load.out", "npu_sign_bits_unpack",
+    "npu_silu_", "npu_slice", "npu_view_copy", "one_",
 )  # fmt: skip
 #: Operators whose meta kernel fails for calls that the operator takes, or is wrong.
 META_FAULTS = {

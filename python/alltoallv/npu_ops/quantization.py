@@ -151,6 +151,18 @@ def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: int |
     return (shifted * scale.float()).to(dtype_of(dst_dtype, torch.float16, "dst_dtype"))
 
 
+@operator("npu_sign_bits_unpack")
+def sign_bits_unpack(input: Tensor, size: int, dtype: int) -> Tensor:
+    """Returns 1 and -1 for the bits 1 and 0 of bytes, the lowest bit first, as [size, numbers]."""
+    count = input.numel() * 8
+    expect(input.dim() == 1 and input.dtype == torch.uint8, "input", input, "uint8 of one dimension")
+    expect(size > 0 and count % size == 0, "size", size, f"a divisor of {count} bits")
+    kind = dtype_of(dtype, torch.float32, "dtype")
+    expect(kind in (torch.float32, torch.float16), "dtype", kind, "float32 or float16")
+    bits = (input.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    return (bits.to(kind) * 2 - 1).view(size, -1)
+
+
 @operator("npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(
     x: Tensor,

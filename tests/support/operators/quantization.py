@@ -178,6 +178,13 @@ CASES = [
          lambda x, scale, offset: (x.astype(np.float32) + offset.astype(np.float32)) * scale.astype(np.float32),
          dtypes=("int8",), exact=True),
     *(
+        Case("npu_sign_bits_unpack", lambda r, d=dtype: {
+            "input": r.integers(256, size=6, dtype=np.uint8), "size": 3, "dtype": d,
+        }, lambda input, size, dtype: (np.unpackbits(input, bitorder="little") * 2.0 - 1).reshape(size, -1),
+            dtypes=("uint8",), exact=True, note=f"to {name}")
+        for name, dtype in (("float16", 5), ("float32", 6))
+    ),
+    *(
         Case("npu_dequant_swiglu_quant", to_swiglu(*arguments, **more), swiglu_quant, dtypes=("int32",))
         for arguments, more in (
             ((True, False, 1), {}), ((False, True, 1), {}), ((False, False, 0), {}),
