@@ -34,7 +34,8 @@ class Framework {
     virtual bool view(nanobind::handle array, ArrayView& seen) const = 0;
 
     /// Also reads one with gaps, by a contiguous copy, which `copy` then holds. Returns false as well if the framework
-    /// must be asked or informed about the use of the array; `tracked`: the caller informs it of a gradient.
+    /// must be asked or informed about the use of the array; `tracked`: the caller informs it of a gradient. Nor does
+    /// a copy for which there is no memory raise here: the front end meets that under its guard.
     virtual bool input(nanobind::handle array, ArrayView& seen, nanobind::object& copy, bool tracked = false) const = 0;
 
     /// Also returns false if the array must not be written to.

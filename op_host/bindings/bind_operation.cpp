@@ -203,7 +203,8 @@ nb::object call_set_up(AllToAllVOperation& self, nb::handle x, nb::object out, n
     if (arrays.has_output && (!std::ranges::equal(arrays.output.shape, result.shape) ||
                               overlaps(arrays.output.bytes(), arrays.input.bytes())))
         return nb::none();
-    Target target = target_of(arrays, x, std::move(out), result);
+    Target target =
+        guarded(*plan->communicator, result.op, [&] { return target_of(arrays, x, std::move(out), result); });
     const size_t bytes = static_cast<size_t>(element_count(result.shape)) * size_of(arrays.input.dtype);
     const ByteRange input = arrays.input.bytes(), output{target.address, bytes};
     {

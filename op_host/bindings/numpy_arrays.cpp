@@ -23,8 +23,9 @@ class NumpyArrays : public Framework {
         if (PyArray_CHKFLAGS(fields(array), NPY_ARRAY_C_CONTIGUOUS)) return view(array, seen);
         if (!dtype_of(PyArray_DESCR(fields(array)))) return false;
         copy = nb::steal(PyArray_NewCopy(fields(array), NPY_CORDER));
-        if (!copy.is_valid()) throw nb::python_error();
-        return view(copy, seen);
+        if (copy.is_valid()) return view(copy, seen);
+        PyErr_Clear();
+        return false;
     }
 
     bool output(nb::handle array, ArrayView& seen) const override {

@@ -66,10 +66,12 @@ class TorchTensors : public Framework {
           copy_(nb::steal(PyUnicode_InternFromString("copy_"))),
           data_ptr_(nb::steal(PyUnicode_InternFromString("data_ptr"))),
           nbytes_(nb::steal(PyUnicode_InternFromString("nbytes"))),
+          dtype_(nb::steal(PyUnicode_InternFromString("dtype"))),
           requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
           records_(std::move(records)),
           forward_(std::move(forward)),
           level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
+          bytes_{nb::module_::import_("torch").attr("int8"), nb::module_::import_("torch").attr("uint8")},
           watchers_(std::move(watchers)) {}
 
     bool view(nb::handle array, ArrayView& seen) const override {
@@ -84,8 +86,9 @@ class TorchTensors : public Framework {
         if (!gaps) return true;
         PyObject* const arguments[] = {array.ptr()};
         copy = nb::steal(PyObject_Vectorcall(contiguous_.ptr(), arguments, 1, nullptr));
-        if (!copy.is_valid()) throw nb::python_error();
-        return view(copy, seen);
+        if (copy.is_valid()) return view(copy, seen);
+        PyErr_Clear();
+        return false;
     }
 
     bool output(nb::handle array, ArrayView& seen) const override { return view(array, seen); }
@@ -147,6 +150,7 @@ class TorchTensors : public Framework {
         const Shape shape(tensor.shape, static_cast<size_t>(tensor.ndim));
         const auto size = static_cast<size_t>(element_count(shape));
         if (!dtype || (size != 0 && tensor.data == nullptr)) return false;
+        if ((*dtype == DType::int8 || *dtype == DType::uint8) && !is_of_bytes(array)) return false;
         if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return false;
         seen = {*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
         gaps = size != 0 && !is_contiguous(tensor, shape);
@@ -154,6 +158,13 @@ class TorchTensors : public Framework {
         for (size_t i = 0; gaps && i < shape.size(); ++i)
             extent += static_cast<size_t>((shape[i] - 1) * tensor.strides[i]);
         return size == 0 || has_memory(array, seen.address + extent * size_of(*dtype));
+    }
+
+    /// False for integers of fewer bits, which DLPack shows as bytes.
+    bool is_of_bytes(nb::handle array) const {
+        const nb::object dtype = nb::steal(PyObject_GetAttr(array.ptr(), dtype_.ptr()));
+        if (!dtype.is_valid()) throw nb::python_error();
+        return dtype.is(bytes_[0]) || dtype.is(bytes_[1]);
     }
 
     /// False if the tensor's storage ends before `end`, where its last element ends, as after resize_() of the storage.
@@ -178,8 +189,9 @@ class TorchTensors : public Framework {
     }
 
     const DLPackExchangeAPI& api_;
-    nb::object is_neg_, is_conj_, contiguous_, storage_, detach_, copy_, data_ptr_, nbytes_, requires_grad_, records_,
-        forward_, level_;
+    nb::object is_neg_, is_conj_, contiguous_, storage_, detach_, copy_, data_ptr_, nbytes_, dtype_, requires_grad_,
+        records_, forward_, level_;
+    nb::object bytes_[2];
     nb::tuple watchers_;
 };
 

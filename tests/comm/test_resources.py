@@ -20,8 +20,22 @@ from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refu
 from trouble import LIMIT, check_works, join
 
 import alltoallv
+from alltoallv import AllToAllVOperation, AllToAllVParam
 from alltoallv.errors import AllToAllVError, OutOfMemoryError, ResourceError
-from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, isend, recv, send
+from alltoallv.numpy import (
+    Plan,
+    all_gather,
+    all_reduce,
+    all_to_all_v,
+    barrier,
+    gather,
+    irecv,
+    isend,
+    quantized_all_reduce,
+    recv,
+    reduce_scatter,
+    send,
+)
 from alltoallv_tools.ports import free_port
 
 MB = 1 << 20
@@ -207,6 +221,38 @@ def test_no_memory_for_the_output_of_a_plan(rank, size):
         plan(x)
     check_works(comm)
     comm.destroy()
+
+
+@on_ranks(2)
+def test_no_memory_for_a_copy_of_an_input(comm):
+    """An array with gaps is copied first: who cannot tells its peer, which waits."""
+    beyond, one = np.broadcast_to(np.float32(1), 1 << 45), np.ones(2, "float32")
+    x, half = (beyond, beyond.size // 2) if comm.rank == 1 else (one, 1)
+    for call in (
+        lambda: all_to_all_v(x, [half] * 2, group=comm),
+        lambda: all_to_all_v(x, [half] * 2, [1, 1], group=comm),
+        lambda: all_reduce(x, group=comm),
+        lambda: reduce_scatter(x, group=comm),
+        lambda: all_gather(x, group=comm),
+        lambda: gather(x, group=comm),
+        lambda: quantized_all_reduce(x, group=comm),
+    ):
+        with fails_on_all(comm.rank, 1, MemoryError, "Unable to allocate" + r".*A2A-5003" * (comm.rank == 0)):
+            call()
+        check_works(comm)
+
+
+@on_ranks(2, fresh=True)
+def test_no_memory_for_the_output_of_an_operation(comm):
+    n = 32 * MB
+    half = {"send_counts": [n, n], "sdispls": [0, n], "recv_counts": [n, n], "rdispls": [0, n]}
+    param = AllToAllVParam(rank=comm.rank, rank_size=2, **half)
+    operation, x = AllToAllVOperation(param, communicator=comm), np.zeros(2 * n, "int8")
+    kept = [operation(x) for _ in range(4)]  # so that none is used again
+    with fails_on_all(comm.rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if comm.rank == 1 else nullcontext():
+        operation(x)
+    del kept
+    check_works(comm)
 
 
 @on_ranks(2, communicator=False, fresh=True)

@@ -42,6 +42,28 @@ def test_views(comm: Communicator) -> None:
         assert torch.equal(outputs[comm.rank], view)
 
 
+@on_ranks(2)
+def test_integers_of_fewer_bits(comm: Communicator) -> None:
+    """DLPack shows them as bytes, which a result would then be."""
+    x = torch.empty(2, dtype=torch.int4)
+    for call in (lambda: at.all_to_all_v(x, [1, 1], group=comm), lambda: at.all_reduce(x, group=comm)):
+        with pytest.raises(InvalidTensorError, match=r"dtype is torch\.int4.*A2A-2092"):
+            call()
+
+
+@on_ranks(2)
+def test_no_memory_for_a_copy_of_an_input(comm: Communicator) -> None:
+    x, half = (torch.ones(1).expand(1 << 45), 1 << 44) if comm.rank == 1 else (torch.ones(2), 1)
+    for call in (
+        lambda: at.all_to_all_v(x, [half] * 2, group=comm),
+        lambda: at.all_to_all_single(torch.ones(2), x, group=comm),
+        lambda: at.all_reduce(x, group=comm),
+        lambda: at.quantized_all_reduce(x, group=comm),
+    ):
+        with pytest.raises(RuntimeError, match="failed on rank 1.*allocate memory" if comm.rank == 0 else "allocate"):
+            call()
+
+
 @on_group(2)
 def test_tensors_without_memory_of_their_own(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """What torch's functional collectives return is taken; a DTensor of one rank is an error on all."""
