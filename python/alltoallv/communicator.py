@@ -398,15 +398,15 @@ class Communicator:
 
     def fail(self, operator: str, error: BaseException) -> None:
         """Uses up this rank's next operator with a failure, which every peer then raises too."""
-        names = _core.error_classes
-        name = type(error).__name__
+        names, name = _core.error_classes, type(error).__name__
+        told: AllToAllVError
         if isinstance(error, MemoryError):
-            self.core.fail(operator, names.index("ResourceError"), OutOfMemoryError.code, _utf8(str(error) or name))
-            return
-        kind = names.index(name) if name in names else names.index("InvalidParamError")
-        code = error.code if isinstance(error, AllToAllVError) else 1
-        text = str(error) if name in names else f"{name}: {error}"
-        self.core.fail(operator, kind, code, _utf8(text))
+            told, name = OutOfMemoryError(str(error) or name, id=5003), "ResourceError"
+        elif isinstance(error, AllToAllVError) and name in names:
+            told = error
+        else:
+            told, name = InvalidParamError(f"{name}: {error}", id=1030), "InvalidParamError"
+        self.core.fail(operator, names.index(name), told.code, _utf8(str(told)))
 
     def keep(self, handle: Any) -> None:
         """Keeps what an asynchronous call needs until it is done, even when its `Handle` is dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +31,15 @@ def test_all_ranks_have_the_id_of_the_cause(comm: Communicator) -> None:
             raise error
         all_to_all_v(x, ones, ones, group=comm)
 
+    def fails_in_python(error: Exception) -> None:
+        if comm.rank == 1:
+            comm.fail("all_to_all_v", error)
+            raise errors.AllToAllVError("without", id=2998)
+        all_to_all_v(x, ones, ones, group=comm)
+
     assert id_of(lambda: all_to_all_v(x, ones + [1] * comm.rank, ones, group=comm)) == "A2A-1054"
+    for error, number in ((KeyError("x"), 1030), (MemoryError(), 5003), (errors.OutOfMemoryError("y", id=5024), 5024)):
+        assert id_of(partial(fails_in_python, error)) == f"A2A-{number if comm.rank != 1 else 2998}"
     assert id_of(fails_with_a_long_message) == "A2A-2999"
     assert all_to_all_v(x, ones, ones, group=comm).tolist() == [comm.rank] * comm.size
 
