@@ -150,6 +150,14 @@ def test_shapes_of_reductions(comm):
     check_works(comm)
 
 
+@on_both(2)
+def test_rows_without_elements(comm: Communicator) -> None:
+    x = np.ones((2, 3 * (1 - comm.rank)))
+    for counts in ([1, 1], None):
+        with pytest.raises(errors.PeerMismatchError, match=r"rank 0 has elements per row: 3, rank 1 .*: 0 .A2A-3009"):
+            all_to_all_v(x, [1, 1], counts, group=comm)
+
+
 def test_failures_in_a_row_by_changing_ranks(launch):
     def work(comm):
         found = []

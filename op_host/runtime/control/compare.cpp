@@ -85,7 +85,8 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
         return "begins a call in " + std::to_string(row.terms) + " chunks";
     };
     if (a.op != b.op || (a.op == OpKind::exchange_counts && a.terms != b.terms)) return both(call_of(a), call_of(b));
-    if (((a.flags ^ b.flags) & row_moves_nothing) != 0) {
+    const bool one_is_empty = (a.count == 0) != (b.count == 0);  // its rows have no elements, and move nothing either
+    if (((a.flags ^ b.flags) & row_moves_nothing) != 0 && !one_is_empty) {
         const auto memory_of = [](const Row& row) {
             return (row.flags & row_moves_nothing) != 0 ? "has its data on a device" : "has its data in host memory";
         };
