@@ -419,8 +419,8 @@ struct Preparation {
             }
             check_own("gather_list", outputs, x.bytes.bytes, size_of(x.dtype), rank);
             check_outputs_apart(outputs, "gather_list");
-            for (const ByteRange& each : outputs)
-                if (!same(each, x.bytes)) check_apart(x.bytes, each);
+            for (size_t j = 0; j < outputs.size(); ++j)
+                if (j != own() || !same(outputs[j], x.bytes)) check_apart(x.bytes, outputs[j]);
             writes(outs, !one_tensor);
         } else if (!args.one_tensor.value_or(false)) {
             call.result = nb::list();
@@ -449,8 +449,9 @@ struct Preparation {
                 inputs = regions_of(xs);
             }
             check_own("scatter_list", inputs, out.bytes.bytes, size_of(out.dtype), rank);
+            const bool stays = same(inputs[own()], out.bytes);  // the output has what it gets
             for (const ByteRange& each : inputs)
-                if (!same(each, out.bytes)) check_apart(out.bytes, each);
+                if (!stays || !same(each, out.bytes)) check_apart(out.bytes, each);
             reads(xs);
         }
         writes({out}, false);

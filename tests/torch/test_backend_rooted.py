@@ -53,6 +53,15 @@ def test_rooted_collectives(rank: int, size: int, group: dist.ProcessGroup) -> N
         assert bits.item() == 0
         functions.all_reduce(odd := torch.tensor([rank == 1, True]), dist.ReduceOp.BXOR)
         assert odd.tolist() == [True, size % 2 == 1]
+    # A tensor that is in the place of another rank.
+    for functions in (dist, at):
+        for n in (3, 300_000):
+            outs = [torch.full((n,), float(rank)) for _ in range(size)]
+            functions.gather(outs[1], outs if rank == 0 else None, 0)
+            assert rank or [out[-1].item() for out in outs] == [*range(size)]
+            parts = [torch.full((n,), float(j)) for j in range(size)]
+            functions.scatter(x := parts[(rank + 1) % size], parts if rank == 0 else None, 0)
+            assert (x == rank).all()
     # Uneven: of ours alone, torch checks nothing here either.
     outs = [torch.empty(j + 1) for j in range(size)] if rank == 0 else None
     dist.gather(torch.full((rank + 1,), rank + 0.5), outs, 0)
@@ -109,7 +118,7 @@ def test_messages(rank: int, size: int, group: dist.ProcessGroup) -> None:
         work = at.irecv(x := torch.empty(3), None, group, 9)
         assert work is not None
         assert work.result()[0] is x
-        assert work._source_rank() == 1
+        assert work._source_rank() == work.source_rank() == 1
     elif rank == 1:
         handle = at.isend(torch.ones(3), 2, group, 9)
         assert handle is not None

@@ -28,9 +28,11 @@ from exchange_cases import (
     put,
     total,
 )
+from on_ranks import on_both
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError
 from alltoallv.testing import golden, reference
 
 Moved = tuple[Counters, Counters]
@@ -251,6 +253,20 @@ def test_lists_from_everywhere(launch: Launch) -> None:
     for size in (1, 2, 4):
         for n in (5, 50_000):
             launch(size, exchange, n)
+
+
+@on_both(2)
+def test_a_tensor_in_the_place_of_another_rank(comm: Communicator) -> None:
+    """Rank 1 would read or write it while the root does."""
+    parts = np.arange(6).reshape(2, 3)
+    for call, result in (
+        (lambda j: av.gather(parts[j], out=parts, group=comm), parts),
+        (lambda j: av.scatter(parts[j], parts, group=comm), parts[comm.rank]),
+    ):
+        with pytest.raises(InvalidParamError, match=r"overlap in memory.*A2A-1085"):
+            call(1)
+        call(comm.rank)
+        assert comm.rank or (result == np.arange(result.size).reshape(result.shape)).all()
 
 
 def test_barrier(launch: Launch) -> None:

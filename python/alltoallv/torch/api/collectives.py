@@ -387,7 +387,7 @@ def _gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
         _core.check_list("gather_list", places, comm.size)
         _core.check_own("gather_list", places, own, core_name(x.dtype), comm.rank)
         _core.check_lists_apart(places, [], "gather_list")
-        x = apart([x], [out for out, region_of_out in zip(spaces, places, strict=True) if region_of_out != own])[0]
+        x = apart([x], [out for j, out in enumerate(spaces) if j != comm.rank or places[j] != own])[0]
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
     operation = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends, parameters.root)
@@ -443,7 +443,8 @@ def _scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Par
     if here:
         _core.check_list("scatter_list", xs, comm.size)
         _core.check_own("scatter_list", list(map(region, xs)), region(out), core_name(out.dtype), comm.rank)
-        xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
+        stays = region(xs[comm.rank]) == region(out)  # the output has what it gets
+        xs = [x if stays and region(x) == region(out) else apart([x], [out])[0] for x in xs]
     nothing = out.new_empty(0)
     recvs = [out if j == parameters.root else nothing for j in range(comm.size)]
     operation = calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size, parameters.root)

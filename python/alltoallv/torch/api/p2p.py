@@ -37,6 +37,8 @@ class MessageWork(Work):
         source: int = self._core.source  # type: ignore[attr-defined]
         return _outside(self._group, source)
 
+    source_rank = _source_rank
+
 
 class _NoMessage(Done, MessageWork):
     """The handle of a message of a tensor without data."""

@@ -135,6 +135,8 @@ class MessageWork(BackendWork):
         """Returns the rank in the group that a received message has come from."""
         return self._call.source  # type: ignore[attr-defined]
 
+    source_rank = _source_rank
+
 
 class WorkList(TorchWork):
     """Makes one work of several."""
