@@ -46,6 +46,18 @@ sys.exit(4)
     ]
 
 
+def test_signals_of_ended_children_are_ignored(tmp_path):
+    """As by a supervisor that does not wait for its own: how the ranks have ended is known all the same."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = start(tmp_path, "import os, sys; sys.exit(5 * int(os.environ['RANK']))", "-n", "2")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    _, messages = process.communicate()
+    assert process.returncode == 5
+    assert b"exited with code 5" in messages
+
+
 def test_torch_npu_without_cann_is_explained(tmp_path):
     said = "RuntimeError: Failed to load the backend extension: torch_npu. You can disable"
     result = run(tmp_path, f"import sys; sys.exit({said!r})", "-n", "2")

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # whoever started us has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # the kernel would not keep how ranks have ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     width = max(map(len, _COMMANDS))
     parser = _Parser(
         prog="python -m alltoallv",
