@@ -96,10 +96,13 @@ CommunicatorPtr Operation::connected() {
 
 /// An external communicator or a rank table has not been compared with the param before.
 void Operation::check_member(const Communicator& communicator) const {
-    if (communicator.size() == group_.rank_size && communicator.rank() == group_.rank) return;
-    throw invalid_param(1018, "rank and rank_size are ", group_.rank, " and ", group_.rank_size, ", expected ",
-                        communicator.rank(), " and ", communicator.size(), ", as in the communicator \"",
-                        communicator.domain(), "\"");
+    check_ranks(group_.rank, group_.rank_size, communicator.rank(), communicator.size(), communicator.domain());
+}
+
+void check_ranks(int rank, int rank_size, int own_rank, int size, std::string_view domain) {
+    if (rank == own_rank && rank_size == size) return;
+    throw invalid_param(1018, "rank and rank_size are ", rank, " and ", rank_size, ", expected ", own_rank, " and ",
+                        size, ", as in the communicator \"", domain, "\"");
 }
 
 void Operation::announce(const Error& error) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "all_to_all_v/param.h"
@@ -84,5 +85,8 @@ class Operation {
     mutable std::mutex planning_;
     std::shared_ptr<const Plan> plan_;  ///< guarded by planning_; null until set up
 };
+
+/// Throws invalid_param unless a param's rank and rank size are those in the communicator called `domain`.
+void check_ranks(int rank, int rank_size, int own_rank, int size, std::string_view domain);
 
 }  // namespace alltoallv

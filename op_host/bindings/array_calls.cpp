@@ -78,6 +78,13 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& a
     return arrays.framework->make(like, shape, std::move(learnt.block));
 }
 
+/// Throws invalid_param if an array is not the `same` as before the other arguments were read.
+void check_unchanged(bool same) {
+    if (same) return;
+    throw invalid_param(1029,
+                        "an array was changed while the other arguments were read, expected it to stay unchanged");
+}
+
 /// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
 /// Reading `counts`, `async_op` and `timeout` may run code of the caller, which may change the arrays.
 /// `linear`: the caller records the gradient, for which it is filled.
@@ -99,9 +106,7 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         limit = read_timeout(timeout);
         later = read_flag(async_op);
         Request read_request = read(arrays);
-        if (!fixed && !(ArrayPair(input, output, use) == arrays))
-            throw invalid_param(
-                1029, "an array was changed while the other arguments were read, expected it to stay unchanged");
+        if (!fixed) check_unchanged(ArrayPair(input, output, use) == arrays);
         if (!read_request.learns && read_request.row != 0) target = target_of(arrays, input, output, read_request);
         return read_request;
     });
@@ -418,6 +423,8 @@ void bind_array_calls(nb::module_& m) {
         .def_prop_ro("row", [](const LinearCall& self) { return self.request.row; })
         .def("apply", untyped(&apply), "communicator"_a, "input"_a.none(), "transposed"_a,
              "The map, or its transpose, of a tensor; None as for `all_to_all_v`.");
+    m.def("check_unchanged", &check_unchanged, "same"_a,
+          "Raises InvalidParamError if an array was changed while the other arguments were read.");
     m.def("linear_all_to_all_v", untyped(&linear_all_to_all_v), "communicator"_a, "input"_a.none(),
           "send_counts"_a.none(), "recv_counts"_a.none(), "sdispls"_a.none(), "rdispls"_a.none(), "unit"_a.none(),
           "The output and the LinearCall, for a caller that records the gradient; None as for `all_to_all_v`.");

@@ -129,6 +129,8 @@ void bind_params(nb::module_& m) {
 }
 
 void bind_checks(nb::module_& m) {
+    m.def("check_ranks", &check_ranks, "rank"_a, "rank_size"_a, "own_rank"_a, "size"_a, "domain"_a,
+          "Raises InvalidParamError unless a param's two are the communicator's.");
     m.def("check_create", &check_create, "param"_a, "device"_a = nb::none(),
           "ATB's CreateOperation checks, in ATB's order.");
     m.def(

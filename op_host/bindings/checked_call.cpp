@@ -41,6 +41,17 @@ std::string entry(std::string_view name, size_t j) {
     return std::string(name) + "[" + std::to_string(j) + "]";
 }
 
+/// Throws invalid_tensor, in torch's words, if these are several dtypes.
+void check_one_dtype(std::vector<std::string> dtypes) {
+    std::ranges::sort(dtypes);
+    dtypes.erase(std::unique(dtypes.begin(), dtypes.end()), dtypes.end());
+    if (dtypes.size() <= 1) return;
+    std::string text;
+    for (const std::string& each : dtypes) text += (text.empty() ? "" : ", ") + each;
+    throw invalid_tensor(2030, ErrorType::INVALID_TENSOR_INI_MATCH,
+                         "Invalid usage of tensors with different dtypes: ", text);
+}
+
 }  // namespace
 
 // Tensors
@@ -565,17 +576,10 @@ struct Preparation {
     void all_to_all() {
         const Operands xs = listed_inputs();
         const Operands outs = listed_outputs(nullptr);
-        std::vector<std::string_view> dtypes;
+        std::vector<std::string> dtypes;
         for (const Operands* side : {&xs, &outs})
-            for (const Operand& each : *side) dtypes.push_back(name_of(each.dtype));
-        std::ranges::sort(dtypes);
-        dtypes.erase(std::unique(dtypes.begin(), dtypes.end()), dtypes.end());
-        if (dtypes.size() > 1) {
-            std::string text;
-            for (const std::string_view each : dtypes) text += (text.empty() ? "" : ", ") + std::string(each);
-            throw invalid_tensor(2030, ErrorType::INVALID_TENSOR_INI_MATCH,
-                                 "Invalid usage of tensors with different dtypes: ", text);
-        }
+            for (const Operand& each : *side) dtypes.emplace_back(name_of(each.dtype));
+        check_one_dtype(std::move(dtypes));
         const Regions inputs = regions_of(xs), outputs = regions_of(outs);
         for (const ByteRange& each : outputs) check_all_apart(each, inputs);
         check_outputs_apart(outputs, out_name);
@@ -753,6 +757,7 @@ void bind_checked_call(nb::module_& m) {
           "timeout"_a.none() = nb::none(),
           "As `call`, for contiguous tensors of a framework that the core reads and that nobody watches. None, with "
           "nothing done, for everything else, wrong arguments included.");
+    m.def("check_one_dtype", &check_one_dtype, "dtypes"_a, "Raises InvalidTensorError if these are several dtypes.");
     m.def(
         "checked_leaves",
         [](nb::handle leaves, const Counts& shape, int size) { return checked_leaves(leaves, shape, size); },

@@ -204,10 +204,7 @@ class Exchanges(FrontEnd[A, G, H]):
             arguments = comm.size, x.shape, *counts, out, async_op and wants_grad
             shapes = [tuple(a.shape) for a in (x, out) if a is not None]
             request = read_request(*arguments, empty_rows=not self.adapter.queues())
-            if shapes != [tuple(a.shape) for a in (x, out) if a is not None]:
-                raise InvalidParamError(
-                    "an array was changed while the other arguments were read, expected it to stay unchanged", id=1029
-                )
+            _core.check_unchanged(shapes == [tuple(a.shape) for a in (x, out) if a is not None])
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := collectives.packing(*layout[:2])) is not None:
                 x = self.taken(x, index)

@@ -239,12 +239,7 @@ class _GroupChecks:
         group, (rank, rank_size) = self._group, self._ranks
         with guard(group, self._operator):
             self._core.check(inputs, outputs)
-            if (rank, rank_size) != (group.rank, group.size):
-                raise InvalidParamError(
-                    f"rank and rank_size are {rank} and {rank_size}, expected {group.rank} and "
-                    f'{group.size}, as in the communicator "{group.domain}"',
-                    id=1018,
-                )
+            _core.check_ranks(rank, rank_size, group.rank, group.size, group.domain)
 
     def announce(self, code: int, message: str) -> None:
         with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts

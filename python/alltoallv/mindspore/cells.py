@@ -15,13 +15,13 @@ from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
 from mindspore.ops.primitive import constexpr
 
+from alltoallv import _core
 from alltoallv._calls.collectives import all_reduction, leaf_reduction
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.guard import guard
 from alltoallv.atb.operations import AllToAllVOperation, QuantAllReduceOperation, connect
 from alltoallv.atb.params import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.collectives import all_reduce_leaves
@@ -460,10 +460,5 @@ def _same(x: Any, *_others: Any) -> Any:
 
 def _connected(param: AllToAllVParam, communicator: Communicator | None) -> Communicator:
     comm = communicator or Communicator(connect(param, target() == "Ascend"))
-    if (param.rank, param.rank_size) != (comm.rank, comm.size):
-        raise InvalidParamError(
-            f"rank and rank_size are {param.rank} and {param.rank_size}, expected {comm.rank} and {comm.size}, "
-            f'as in the communicator "{comm.domain}"',
-            id=1018,
-        )
+    _core.check_ranks(param.rank, param.rank_size, comm.rank, comm.size, comm.domain)
     return comm

@@ -146,9 +146,7 @@ def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 def check_one_dtype(*tensors: Tensor) -> None:
     """Raises InvalidTensorError, in torch's words, if the tensors' dtypes differ."""
-    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
-    if len(dtypes) > 1:
-        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(dtypes)}", 13, id=2030)
+    _core.check_one_dtype([str(tensor.dtype) for tensor in tensors])
 
 
 def region(tensor: Tensor) -> Region:
