@@ -169,16 +169,6 @@ void bind_checks(nb::module_& m) {
         "Name of a domain, and its buffer budget in MB where it says one.");
 }
 
-/// Returns the class for the code; peers raise the same one.
-ErrorClass class_of(int code) {
-    const auto within = [code](ErrorType first, ErrorType last) {
-        return code >= static_cast<int>(first) && code <= static_cast<int>(last);
-    };
-    const bool is_tensor = within(ErrorType::INVALID_IN_TENSOR_NUM, ErrorType::INVALID_TENSOR_SIZE) ||
-                           within(ErrorType::INVALID_TENSOR_INI_MATCH, ErrorType::INVALID_TENSOR_DIM_NUM);
-    return is_tensor ? ErrorClass::invalid_tensor : ErrorClass::invalid_param;
-}
-
 /// Makes the operation with a communicator, with a function that returns one, or with neither: then needing one fails.
 template <class Op, class OpParam>
 nb::class_<Op, Operation> bind_operator(nb::module_& m, const char* name) {
@@ -258,10 +248,10 @@ void bind_operations(nb::module_& m) {
             "is enqueued.")
         .def(
             "announce",
-            [](Operation& self, int code, const std::string& message) {
-                self.announce({class_of(code), static_cast<ErrorType>(code), message});
+            [](Operation& self, int kind, int code, const std::string& message) {
+                self.announce({static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message});
             },
-            "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
+            "kind"_a, "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
     bind_operator<AllToAllVOperation, Param>(m, "AllToAllVOperation")
         .def("call", untyped(&call_set_up), "x"_a.none(), "out"_a.none(), "timeout"_a.none(),
              "Runs on tensors for which it is set up, and returns the output; None, with nothing done, for others.")

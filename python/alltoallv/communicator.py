@@ -398,15 +398,7 @@ class Communicator:
 
     def fail(self, operator: str, error: BaseException) -> None:
         """Uses up this rank's next operator with a failure, which every peer then raises too."""
-        names, name = _core.error_classes, type(error).__name__
-        told: AllToAllVError
-        if isinstance(error, MemoryError):
-            told, name = OutOfMemoryError(str(error) or name, id=5003), "ResourceError"
-        elif isinstance(error, AllToAllVError) and name in names:
-            told = error
-        else:
-            told, name = InvalidParamError(f"{name}: {error}", id=1030), "InvalidParamError"
-        self.core.fail(operator, names.index(name), told.code, _utf8(str(told)))
+        self.core.fail(operator, *announced(error))
 
     def keep(self, handle: Any) -> None:
         """Keeps what an asynchronous call needs until it is done, even when its `Handle` is dropped."""
@@ -424,6 +416,19 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r})"
+
+
+def announced(error: BaseException) -> tuple[int, int, str]:
+    """Returns the class, the code and the text by which the core tells peers of an error, also of one of Python."""
+    names, name = _core.error_classes, type(error).__name__
+    told: AllToAllVError
+    if isinstance(error, MemoryError):
+        told, name = OutOfMemoryError(str(error) or name, id=5003), "ResourceError"
+    elif isinstance(error, AllToAllVError) and name in names:
+        told = error
+    else:
+        told, name = InvalidParamError(f"{name}: {error}", id=1030), "InvalidParamError"
+    return names.index(name), told.code, _utf8(str(told))
 
 
 def _utf8(text: str) -> str:

@@ -226,6 +226,8 @@ def test_no_memory_for_the_output_of_a_plan(rank, size):
 @on_ranks(2)
 def test_no_memory_for_a_copy_of_an_input(comm):
     """An array with gaps is copied first: who cannot tells its peer, which waits."""
+    counts = {"send_counts": [1, 1], "sdispls": [0, 1], "recv_counts": [1, 1], "rdispls": [0, 1]}
+    operation = AllToAllVOperation(AllToAllVParam(rank=comm.rank, rank_size=2, **counts), communicator=comm)
     beyond, one = np.broadcast_to(np.float32(1), 1 << 45), np.ones(2, "float32")
     x, half = (beyond, beyond.size // 2) if comm.rank == 1 else (one, 1)
     for call in (
@@ -236,6 +238,7 @@ def test_no_memory_for_a_copy_of_an_input(comm):
         lambda: all_gather(x, group=comm),
         lambda: gather(x, group=comm),
         lambda: quantized_all_reduce(x, group=comm),
+        lambda: operation(x),
     ):
         with fails_on_all(comm.rank, 1, MemoryError, "Unable to allocate" + r".*A2A-5003" * (comm.rank == 0)):
             call()
@@ -245,8 +248,8 @@ def test_no_memory_for_a_copy_of_an_input(comm):
 @on_ranks(2, fresh=True)
 def test_no_memory_for_the_output_of_an_operation(comm):
     n = 32 * MB
-    half = {"send_counts": [n, n], "sdispls": [0, n], "recv_counts": [n, n], "rdispls": [0, n]}
-    param = AllToAllVParam(rank=comm.rank, rank_size=2, **half)
+    counts = {"send_counts": [n, n], "sdispls": [0, n], "recv_counts": [n, n], "rdispls": [0, n]}
+    param = AllToAllVParam(rank=comm.rank, rank_size=2, **counts)
     operation, x = AllToAllVOperation(param, communicator=comm), np.zeros(2 * n, "int8")
     kept = [operation(x) for _ in range(4)]  # so that none is used again
     with fails_on_all(comm.rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if comm.rank == 1 else nullcontext():

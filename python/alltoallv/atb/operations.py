@@ -20,7 +20,7 @@ from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter, Region, check_on_npu
 from alltoallv._calls.guard import Member, guard
 from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo, QuantAllReduceParam, QuantType
-from alltoallv.communicator import Communicator
+from alltoallv.communicator import Communicator, announced
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
@@ -111,7 +111,6 @@ class Checks(Protocol):
 
     def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
     def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
-    def announce(self, code: int, message: str) -> None: ...
 
 
 class Operation(ABC):
@@ -220,8 +219,11 @@ class Operation(ABC):
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
-            self._checks.announce(code, str(error))
+            if self._group is None:
+                self._plain.announce(*announced(error))
+            else:
+                with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
+                    self._group.fail(self._operator, error)
             raise
 
 
@@ -240,10 +242,6 @@ class _GroupChecks:
         with guard(group, self._operator):
             self._core.check(inputs, outputs)
             _core.check_ranks(rank, rank_size, group.rank, group.size, group.domain)
-
-    def announce(self, code: int, message: str) -> None:
-        with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
-            self._group.fail(self._operator, InvalidTensorError(message, code))
 
 
 def describe(x: Any) -> _core.TensorDesc:
