@@ -339,6 +339,19 @@ def test_messages_between_hosts(ranks: Any) -> None:
 
 
 @on_ranks(2)
+def test_a_communicator_is_freed_before_a_message_of_another_is_received(comm: Communicator) -> None:
+    world = MPI.Intracomm(comm)
+    part = world.Dup()
+    if comm.rank == 0:
+        world.send("text", 1)
+    part.Free()
+    world.Barrier()
+    if comm.rank == 1:
+        assert world.recv(source=0) == "text"
+    world.Free()
+
+
+@on_ranks(2)
 def test_a_lost_peer(comm: Communicator) -> None:
     world = MPI.Intracomm(comm)
     if comm.rank == 1:

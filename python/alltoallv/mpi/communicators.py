@@ -147,7 +147,7 @@ class Comm:
     Clone = Dup
 
     def Free(self) -> None:
-        requests.wait_for_sends()
+        requests.wait_for_sends(self.alltoallv)
         if self._made is not None:
             self.alltoallv.destroy()
         self._made = None
@@ -180,7 +180,7 @@ class Comm:
         """Sends; up to ``eager`` bytes without waiting for the receiver."""
         peer = self._peer("dest", dest)
         if x.nbytes <= eager:
-            requests.let_go(an.isend(x.copy(), peer, tag, group=self.alltoallv))
+            requests.let_go(self.alltoallv, an.isend(x.copy(), peer, tag, group=self.alltoallv))
         elif peer == self.rank:
             an.isend(x, peer, tag, group=self.alltoallv).wait()
         else:
@@ -214,7 +214,7 @@ class Comm:
             return Request(finish=lambda status: None)
         x, peer = simple("buf", buf).packed(), self._peer("dest", dest)
         if eager and x.nbytes <= EAGER:
-            requests.let_go(an.isend(x.copy(), peer, tag, group=self.alltoallv))
+            requests.let_go(self.alltoallv, an.isend(x.copy(), peer, tag, group=self.alltoallv))
             return Request(finish=lambda status: None)
         work = an.isend(x, peer, tag, group=self.alltoallv)
         return Request(work, lambda status: None)

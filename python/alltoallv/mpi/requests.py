@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
 from alltoallv.mpi.constants import ANY_SOURCE, ANY_TAG, SUCCESS, UNDEFINED
 from alltoallv.mpi.datatypes import BYTE, Datatype, of
@@ -275,20 +276,26 @@ def _statuses(requests: Sequence[Any], statuses: Sequence[Status] | None) -> lis
     return [*statuses[: len(requests)], *[None] * (len(requests) - len(statuses))]
 
 
-_sent: list[Any] = []  # sends that have returned before they were received
+_sent: list[tuple[Communicator, Any]] = []  # sends that have returned before they were received
 
 
-def let_go(work: Any) -> None:
+def let_go(comm: Communicator, work: Any) -> None:
     """Keeps a send of a copy, which its caller does not wait for."""
-    _sent[:] = [each for each in _sent if not each.is_completed()]
-    _sent.append(work)
+    _forget_received()
+    _sent.append((comm, work))
 
 
-def wait_for_sends() -> None:
-    """Waits until what has been sent is received; of a peer that left without that the receiver is told nothing."""
-    while _sent:
-        with contextlib.suppress(AllToAllVError):
-            _sent.pop().wait()
+def _forget_received() -> None:
+    _sent[:] = [each for each in _sent if not each[1].is_completed()]
+
+
+def wait_for_sends(comm: Communicator | None = None) -> None:
+    """Waits until what has been sent in ``comm``, or anywhere, is received, or its receiver has left."""
+    for where, work in [*_sent]:
+        if comm in (None, where):
+            with contextlib.suppress(AllToAllVError):
+                work.wait()
+    _forget_received()
 
 
 @atexit.register
