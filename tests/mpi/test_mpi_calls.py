@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -336,6 +338,15 @@ def test_messages_between_hosts(ranks: Any) -> None:
             world.Barrier()
 
     ranks(2)(program)
+
+
+@on_ranks(2)
+def test_operators_and_types_are_sent_as_themselves(comm: Communicator) -> None:
+    world, own = MPI.Intracomm(comm), (MPI.MAX, MPI.SUM, MPI.LXOR, MPI.MINLOC, MPI.DOUBLE, MPI.INT)
+    assert world.bcast(own) == own
+    assert copy.deepcopy(own) == own
+    vector = pickle.loads(pickle.dumps(MPI.INT.Create_vector(2, 1, 3)))
+    assert (vector.Get_size(), vector.Get_extent()) == (8, (0, 16))
 
 
 @on_ranks(2)

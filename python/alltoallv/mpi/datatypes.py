@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence, Sized
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,9 @@ class Datatype:
 
     def Get_name(self) -> str:
         return f"MPI_{self.name}" if self.name else ""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return self.name if globals().get(self.name) is self else super().__reduce_ex__(protocol)
 
     def Commit(self) -> Datatype:
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,9 @@ class Op:
         if self._objects is None:
             raise InvalidParamError(f"op is {self!r}, which combines no objects", id=1388)
         return self._objects(x, y)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return self.name or super().__reduce_ex__(protocol)  # MPI's own are the same object on every rank
 
     def __repr__(self) -> str:
         return f"MPI.{self.name}" if self.name else "<Op of a function>"
