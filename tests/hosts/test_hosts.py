@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -133,18 +132,17 @@ def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str, *arg
     (places := folder / "places").mkdir(exist_ok=True)
     # A shell that stays, also where MPICH's launcher tells it of others' ends; with 0 if it shall not hear of a death.
     rank = f'trap "" USR1; place=$(mktemp -p {places}); readlink /proc/self/ns/net > $place; "$0" "$@"; code=$?; '
-    # In a session of its own, it also stays where the launcher dies and the launcher's daemons end what they know.
-    if not ends:
-        command += ["sh", "-c", 'trap "" USR1; exec setsid --fork --wait "$@"', "sh"]
-    command += ["sh", "-c", rank + ("exit 0" if ends else "echo $code >> $place; exit $code")]
+    # MPICH's launcher writes to daemons that end with their ranks, dies of that, and the other ranks end with it: so
+    # each stays until all have noted how they ended.
+    if ends:
+        rank += "exit 0"
+    else:
+        noted = f"[ $(cat {places}/* | wc -l) -ge {4 * len(hosts)} ]"
+        rank += f"echo $code >> $place; for _ in $(seq 300); do {noted} && break; sleep 0.1; done; exit $code"
+    command += ["sh", "-c", rank]
     command += [sys.executable, program if program == "-c" else str(FOLDER / program), *arguments]
     ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
-    end = time.monotonic() + (0 if ends else 30)
-    while (told := [place.read_text().split() for place in places.iterdir()]) and time.monotonic() < end:
-        if all(len(words) == 2 for words in told):
-            break
-        time.sleep(0.05)
-    # MPICH's launcher may write to a daemon that has ended, as all ranks have: it dies of that.
+    told = [place.read_text().split() for place in places.iterdir()]
     right = ended.returncode in (0, -signal.SIGPIPE) and all(codes == ["0"] for _, *codes in told)
     assert ends or right, f"{ended.returncode} {told}\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
     ranks_on = Counter(place for place, *_ in told)
