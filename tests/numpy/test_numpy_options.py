@@ -19,7 +19,7 @@ def collectives(comm: Communicator) -> list[Case]:
     for rooted in (av.reduce, av.gather, av.broadcast, av.broadcast_object, av.gather_object):
         call = lambda root, rooted=rooted: rooted(x, root=root, group=comm)  # noqa: E731
         cases.append((call, 0, 1, "has root 0", "has root 1"))
-    cases.append((lambda root: av.scatter(x[0], x, root, **objects), 0, 1, "has root 0", "has root 1"))
+    cases.append((lambda root: av.scatter(x[0].copy(), x, root, **objects), 0, 1, "has root 0", "has root 1"))
     cases.append((lambda root: av.scatter_object([1, 2], root, **objects), 0, 1, "has root 0", "has root 1"))
     exclusive = lambda value: av.scan(x, exclusive=value, group=comm)  # noqa: E731
     cases.append((exclusive, False, True, "has exclusive False", "has exclusive True"))
