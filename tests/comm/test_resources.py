@@ -215,7 +215,7 @@ def test_no_memory_for_an_output(rank, size):
 @on_ranks(2, communicator=False, fresh=True)
 def test_no_memory_for_the_output_of_a_plan(rank, size):
     comm = join(rank, size, timeout=30)
-    sends, recvs = ([0, 0], [64 * MB, 0]) if rank == 1 else ([0, 64 * MB], [0, 0])
+    sends, recvs = ([0, 0], [256 * MB, 0]) if rank == 1 else ([0, 256 * MB], [0, 0])
     plan, x = Plan(sends, recvs, dtype="uint8", group=comm), np.zeros(sum(sends), "uint8")
     with fails_on_all(rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if rank == 1 else nullcontext():
         plan(x)

@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -37,9 +38,16 @@ def no_more_descriptors(few: int = 0) -> AbstractContextManager[None]:
 
 
 def no_more_memory(room: int = 1 << 20) -> AbstractContextManager[None]:
-    """In the block this process gets so many bytes of address space at most."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return limited(resource.RLIMIT_AS, used + room)
+    """In the block this process gets so many bytes of address space at most.
+
+    A thread that has just begun reserves 128 MiB for its memory and gives half of it back (malloc/arena.c of glibc),
+    which must not count as room: the limit is set when the address space has been the same for some time.
+    """
+    seen: list[int] = []
+    while len(seen) < 20 or len(set(seen[-20:])) > 1:
+        seen.append(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+        time.sleep(0.001)
+    return limited(resource.RLIMIT_AS, seen[-1] + room)
 
 
 def no_room_in_files() -> AbstractContextManager[None]:
