@@ -60,7 +60,7 @@ COMPOSED = {
     4029: "rank … was lost while it joined: its connection has ended",
     4048: "… waited … s for rank … to join",
     4049: "…: rank … aborted: …",
-    5003: "… (what Python raised as MemoryError)",
+    5003: "… (what Python or torch raised for want of memory)",
     5018: "…: rank … failed in …: no memory",
     5066: "…: … (the system's text: memory, descriptors, threads or space have run out)",
     5067: "…: … (the system's text of a call that failed)",

@@ -107,10 +107,10 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         later = read_flag(async_op);
         Request read_request = read(arrays);
         if (!fixed) check_unchanged(ArrayPair(input, output, use) == arrays);
-        if (!read_request.learns && read_request.row != 0) target = target_of(arrays, input, output, read_request);
+        if (!read_request.learns && read_request.size() != 0) target = target_of(arrays, input, output, read_request);
         return read_request;
     });
-    if (request.row == 0) return nb::none();
+    if (request.size() == 0 || (request.row == 0 && request.learns)) return nb::none();
     if (linear != nullptr) *linear = {request, {arrays.input.shape.begin(), arrays.input.shape.end()}};
     if (request.learns) return learn(communicator, std::move(request), arrays, input, later, limit, linear);
     return settled(arrays, output,
@@ -165,9 +165,9 @@ nb::object apply(const LinearCall& linear, Communicator& communicator, nb::handl
     const std::vector<int64_t>& shape = transposed ? linear.shape_in : forward.shape;
     return call(communicator, forward.op, input, nb::none(), nb::bool_(false), nb::none(), {},
                 [&](const ArrayPair& arrays) {
-                    request.check(static_cast<int64_t>(arrays.input.size), element_count(shape));
+                    request.row = forward.row;
+                    if (request.row != 0) request.check(static_cast<int64_t>(arrays.input.size), element_count(shape));
                     request.shape = shape;
-                    request.row = std::max<int64_t>(forward.row, 1);
                     return std::move(request);
                 });
 }
@@ -180,7 +180,7 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
         Request parsed = read_all_to_all_single(communicator.size(), arrays.output.shape, arrays.input.shape,
                                                 output_split_sizes, input_split_sizes);
         if (!arrays.gapped) check_apart(arrays.output.bytes(), arrays.input.bytes());
-        if (!compares_rows) parsed.row = 1;
+        if (!compares_rows) parsed.row = std::min<int64_t>(parsed.row, 1);
         if (arrays.gapped) parsed.shape.assign(arrays.output.shape.begin(), arrays.output.shape.end());
         return parsed;
     };
@@ -200,7 +200,7 @@ nb::object all_to_all_nd(Communicator& communicator, nb::handle input, nb::objec
                                                            scatter_dim, gather_dim, scatter_sizes, gather_sizes);
         const bool fits = parsed && (!arrays.has_output || (std::ranges::equal(arrays.output.shape, parsed->shape) &&
                                                             !overlaps(arrays.output.bytes(), arrays.input.bytes())));
-        if (!fits) (parsed = Request(OpKind::all_to_all_nd, 0))->row = 0;
+        if (!fits) parsed = Request(OpKind::all_to_all_nd, 0);
         return *std::move(parsed);
     };
     return call(communicator, OpKind::all_to_all_nd, input, std::move(out), async_op, nb::none(),
@@ -416,11 +416,11 @@ void bind_array_calls(nb::module_& m) {
         .def_prop_ro(
             "layout",
             [](const LinearCall& self) {
-                const std::span<const int64_t> all = self.request.values();
-                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size_bytes());
+                const std::vector<int64_t> all = self.request.in_elements();
+                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size() * sizeof(int64_t));
             },
             "int64 of shape [4, W], in elements.")
-        .def_prop_ro("row", [](const LinearCall& self) { return self.request.row; })
+        .def_prop_ro("row", [](const LinearCall& self) { return std::max<int64_t>(self.request.row, 1); })
         .def("apply", untyped(&apply), "communicator"_a, "input"_a.none(), "transposed"_a,
              "The map, or its transpose, of a tensor; None as for `all_to_all_v`.");
     m.def("check_unchanged", &check_unchanged, "same"_a,

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "bindings/bindings.h"
+#include "bindings/guarded.h"
 #include "bindings/plan.h"
 #include "runtime/base/place.h"
 #include "runtime/base/processors.h"
@@ -123,11 +124,13 @@ void bind_communicator(nb::module_& m) {
              "Changes how many seconds calls wait that have no limit of their own, from the next one on.")
         .def(
             "fail",
-            [](Communicator& self, const std::string& op, int kind, int code, const std::string& message) {
-                self.fail(op_from_name(op),
-                          Error(static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message));
+            [](Communicator& self, const std::string& op, nb::handle error) {
+                const OpKind kind = op_from_name(op);
+                const Error told = error_of(error);
+                const GilReleased release;
+                self.fail(kind, told);
             },
-            ReleaseGil(), "op"_a, "kind"_a, "code"_a, "message"_a)
+            "op"_a, "error"_a)
         .def(
             "post",
             [](Communicator& self, const std::string& op, const std::string& dtype, uintptr_t data, int64_t count,

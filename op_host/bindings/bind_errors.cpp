@@ -91,19 +91,24 @@ void look_for_deadlocks() {
     Deadlocks::instance().look(callers);
 }
 
+/// True if this is an error of torch for want of memory: on CPU that has no class of its own.
+bool is_memory_of_torch(std::string_view type, std::string_view text) {
+    return type == "OutOfMemoryError" ||
+           (type == "RuntimeError" && text.find("can't allocate memory") != std::string_view::npos);
+}
+
 }  // namespace
 
-Error error_of(const nb::python_error& error) {
-    if (error.matches(PyExc_MemoryError)) {
-        const std::string text = utf8(nb::str(error.value()));
-        return resource_error(5003, text.empty() ? "MemoryError" : text);
-    }
-    const std::string type = utf8(nb::object(error.type().attr("__name__")));
-    for (size_t i = 0; i < std::size(class_names); ++i)
-        if (type == class_names[i])
-            return {static_cast<ErrorClass>(i), static_cast<ErrorType>(nb::cast<int>(error.value().attr("code"))),
-                    utf8(nb::str(error.value()))};
-    return invalid_param(1030, words_of(error));
+Error error_of(nb::handle error) {
+    const auto is_a = [&](nb::handle type) { return PyErr_GivenExceptionMatches(error.ptr(), type.ptr()) != 0; };
+    const auto [type, text] = words_of(error);
+    if (is_a(PyExc_MemoryError) || is_memory_of_torch(type, text))
+        return resource_error(5003, text.empty() ? type : text);
+    if (is_a(nb::module_::import_("alltoallv.errors").attr("AllToAllVError")))
+        for (size_t i = 0; i < std::size(class_names); ++i)
+            if (type == class_names[i])
+                return {static_cast<ErrorClass>(i), static_cast<ErrorType>(nb::cast<int>(error.attr("code"))), text};
+    return invalid_param(1030, type, ": ", text);
 }
 
 void set_python_error() {
@@ -123,7 +128,7 @@ void set_python_error() {
     }
 }
 
-void bind_errors(nb::module_& m) {
+void bind_errors(nb::module_&) {
     nb::register_exception_translator(translate);
     hooks().poll = [] {
         if (!python_is_reachable()) return;
@@ -151,9 +156,6 @@ void bind_errors(nb::module_& m) {
         const GilReleased released;
         call();
     };
-    nb::list names;
-    for (const char* name : class_names) names.append(name);
-    m.attr("error_classes") = names;
 }
 
 }  // namespace alltoallv

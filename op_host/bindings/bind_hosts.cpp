@@ -106,7 +106,8 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         tcp->give_up(error);
         throw;
     } catch (const nb::python_error& error) {
-        tcp->abort(words_of(error));
+        const auto [type, text] = words_of(error.value());
+        tcp->abort(type + ": " + text);
         throw;
     } catch (const std::exception& error) {
         tcp->abort(error.what());

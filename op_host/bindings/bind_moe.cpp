@@ -81,6 +81,9 @@ Numbers integers_of(const char* name, const Operand& tensor) {
             copy(int64_t{});
             break;
         case DType::uint64:
+            for (const uint64_t number : values_of<uint64_t>(tensor))
+                if (number > INT64_MAX)
+                    throw invalid_param(1491, name, " holds ", number, ", expected numbers below 2**63");
             copy(uint64_t{});
             break;
         default:

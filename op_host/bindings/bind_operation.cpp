@@ -248,10 +248,12 @@ void bind_operations(nb::module_& m) {
             "is enqueued.")
         .def(
             "announce",
-            [](Operation& self, int kind, int code, const std::string& message) {
-                self.announce({static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message});
+            [](Operation& self, nb::handle error) {
+                const Error told = error_of(error);
+                const GilReleased release;
+                self.announce(told);
             },
-            "kind"_a, "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
+            "error"_a, "Tells the peers that this rank fails its next call.");
     bind_operator<AllToAllVOperation, Param>(m, "AllToAllVOperation")
         .def("call", untyped(&call_set_up), "x"_a.none(), "out"_a.none(), "timeout"_a.none(),
              "Runs on tensors for which it is set up, and returns the output; None, with nothing done, for others.")

@@ -15,13 +15,12 @@ using Counts = std::vector<int64_t>;
 
 /// Returns send_counts, sdispls, recv_counts, rdispls in elements; no receive counts if the peers announce them.
 nb::tuple layout_of(const Request& request) {
-    const std::span<const int64_t> all = request.values();
+    const std::vector<int64_t> all = request.in_elements();
     const auto size = static_cast<size_t>(request.size());
     nb::list lists;
     for (size_t i = 0; i < 4; ++i) {
         Counts values(all.begin() + static_cast<ptrdiff_t>(i * size),
                       all.begin() + static_cast<ptrdiff_t>((i + 1) * size));
-        if (request.row == 0) std::ranges::fill(values, 0);
         if (request.learns && i >= 2) values.clear();
         lists.append(values);
     }
@@ -175,9 +174,8 @@ void bind_request(nb::module_& m) {
         .def_prop_ro(
             "buffer",
             [](const Request& self) {
-                const std::vector<int64_t> values(self.row == 0 ? self.values().size() : 0);
-                const std::span<const int64_t> all = self.row == 0 ? std::span<const int64_t>(values) : self.values();
-                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size_bytes());
+                const std::vector<int64_t> all = self.in_elements();
+                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size() * sizeof(int64_t));
             },
             "The layout as int64 of shape [4, W].")
         .def_prop_ro(

@@ -174,9 +174,8 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
                                  tuple_text(out->subspan(std::min<size_t>(1, out->size()))), ", expected ",
                                  tuple_text(tail), ", as the input has");
     }
-    const auto length = [&](Shape shape) { return request.row == 0 ? shape[0] : element_count(shape); };
-    request.check(length(input), out == nullptr ? -1 : length(*out));
-    if (sdispls.is_none()) request.check_covers(length(input));
+    request.check(request.length(input), out == nullptr ? -1 : request.length(*out));
+    if (sdispls.is_none()) request.check_covers(request.length(input));
     return request;
 }
 
@@ -231,7 +230,7 @@ Request read_all_to_all_single(int size, Shape output, Shape input, nb::handle o
     if (!no_inputs) read_counts(names.input_sizes.c_str(), input_split_sizes, request.send_counts());
     if (!no_outputs) read_counts(names.output_sizes.c_str(), output_split_sizes, request.recv_counts());
     check_splits(request, output, input, no_outputs, no_inputs, names);
-    request.check(element_count(input), element_count(output));
+    request.check(request.length(input), request.length(output));
     return request;
 }
 

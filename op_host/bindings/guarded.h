@@ -19,7 +19,7 @@ inline void announce(Communicator& communicator, OpKind op, const Error& error) 
 }
 
 /// Returns an exception of Python as peers raise it: one of the package's classes, or InvalidParamError.
-Error error_of(const nb::python_error& error);
+Error error_of(nb::handle error);
 
 /// Runs what a front end does before an operator starts; its failure is announced to the peers.
 template <class Function>
@@ -30,7 +30,7 @@ auto guarded(Communicator& communicator, OpKind op, Function prepare) {
         announce(communicator, op, error);
         throw;
     } catch (const nb::python_error& error) {
-        if (error.matches(PyExc_Exception)) announce(communicator, op, error_of(error));
+        if (error.matches(PyExc_Exception)) announce(communicator, op, error_of(error.value()));
         throw;
     }
 }

@@ -16,16 +16,20 @@ inline std::string utf8(nb::handle text) {
     return {bytes.c_str(), bytes.size()};
 }
 
-/// Returns "ValueError: its text" of an exception, whatever that is; nanobind's `what()` needs UTF-8.
-inline std::string words_of(const nb::python_error& error) {
+/// An exception's type and text; nanobind's `what()` needs UTF-8.
+struct Words {
+    std::string type, text;
+};
+
+inline Words words_of(nb::handle error) {
     const GilHeld gil;
+    Words words{utf8(nb::object(error.type().attr("__name__"))), "an error without words"};
     try {
-        const std::string type = utf8(nb::object(error.type().attr("__name__")));
-        return type + ": " + utf8(nb::str(error.value()));
+        words.text = utf8(nb::str(error));
     } catch (nb::python_error& another) {
         another.discard_as_unraisable("the text of an error");
-        return "an error without words";
     }
+    return words;
 }
 
 }  // namespace alltoallv

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from alltoallv import _core, membership
-from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl, mpi, seat, variables
 from alltoallv.launch.job import Launch, follow_growth, withdraw_growth
@@ -398,7 +398,7 @@ class Communicator:
 
     def fail(self, operator: str, error: BaseException) -> None:
         """Uses up this rank's next operator with a failure, which every peer then raises too."""
-        self.core.fail(operator, *announced(error))
+        self.core.fail(operator, error)
 
     def keep(self, handle: Any) -> None:
         """Keeps what an asynchronous call needs until it is done, even when its `Handle` is dropped."""
@@ -409,6 +409,13 @@ class Communicator:
     def __enter__(self) -> Communicator:
         return self
 
+    def __copy__(self) -> Communicator:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Communicator:
+        """Returns itself, so that what has a group, as a layer, can be copied: the copy is of the same ranks."""
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -416,19 +423,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r})"
-
-
-def announced(error: BaseException) -> tuple[int, int, str]:
-    """Returns the class, the code and the text by which the core tells peers of an error, also of one of Python."""
-    names, name = _core.error_classes, type(error).__name__
-    told: AllToAllVError
-    if isinstance(error, MemoryError):
-        told, name = OutOfMemoryError(str(error) or name, id=5003), "ResourceError"
-    elif isinstance(error, AllToAllVError) and name in names:
-        told = error
-    else:
-        told, name = InvalidParamError(f"{name}: {error}", id=1030), "InvalidParamError"
-    return names.index(name), told.code, _utf8(str(told))
 
 
 def _utf8(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from case import SENDS, Arguments, Case, Own, Part, Turned, data, filled, gather, moe, moe_back, reduce, s
+from case import SENDS, Arguments, Case, Own, Part, Turned, data, filled, gather, moe, moe_back, reduce, s, v
 from right import A, G, S, V
 
 PARAM, TENSOR = "InvalidParamError", "InvalidTensorError"
@@ -266,6 +266,13 @@ DISAGREEMENTS = [
     disagree(S, "splits", "rank 2 sends 3 rows to rank 0, which expects 2", input_split_sizes=[3, 2, 1]),
     disagree(S, "dtypes", "rank 0 has dtype float32, rank 2 has dtype int32",
              **{name: data(0, 6, 2, dtype="int32") for name in ("input", "output")}),
+    *[Case(function, f"ranks disagree about rows without elements: {name}", rows, breach=True,
+           mistake=lambda name=name, counts=counts: {name: counts}, error=("PeerMismatchError", text, None))
+      for function, rows, name, counts, text in (
+          (V, v(0), "send_counts", [1, 1, 4], "rank 2 sends 1 rows to rank 0, which expects 2"),
+          (V, v(0), "recv_counts", [0, 1, 4], "rank 1 sends 2 rows to rank 2, which expects 1"),
+          (S, s(0), "input_split_sizes", [1, 1, 4], "rank 2 sends 1 rows to rank 0, which expects 2"),
+      )],
     disagree(A, "sizes", "rank 2 sends 4 elements to rank 0, which expects 2",
              input_tensor_list=[data(0, 2, 2), data(0, 1, 2), data(0, 1, 2)]),
     disagree(G, "sizes", "rank 2 sends 3 elements to rank 0, which expects 6", input_tensor=data(0, 1, 3),

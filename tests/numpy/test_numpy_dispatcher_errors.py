@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -17,6 +18,7 @@ from alltoallv.testing import Ranks
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "no such expert": ({"expert_ids": np.full((2, 1), 9)}, InvalidParamError),
+    "an id beyond int64": ({"expert_ids": np.full((2, 1), 2**63, np.uint64)}, InvalidParamError),
     "ids of floats": ({"expert_ids": np.zeros((2, 1))}, InvalidTensorError),
     "another number of ids": ({"expert_ids": np.zeros((3, 1), int)}, InvalidTensorError),
     "other weights": ({"gate_weights": np.ones((2, 2))}, InvalidTensorError),
@@ -33,6 +35,15 @@ def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
             dispatcher.dispatch(**(good if comm.rank else {**good, **arguments}))
         rows, _, _ = dispatcher.dispatch(**good)
         assert len(rows) == (0 if comm.rank else 4), name
+
+
+@on_ranks(2)
+def test_a_state_that_is_none_fails_on_all(comm: Communicator) -> None:
+    dispatcher = copy.deepcopy(av.MoEDispatcher(4, comm))  # of the same ranks
+    for _ in range(2):
+        rows, _, state = dispatcher.dispatch(np.ones((2, 3)), np.zeros((2, 1), int))
+        with pytest.raises(InvalidParamError, match=r"state is of type NoneType, expected .* dispatch .*A2A-1490"):
+            dispatcher.combine(rows, state if comm.rank else None)
 
 
 def test_an_argument_of_another_library_is_named() -> None:

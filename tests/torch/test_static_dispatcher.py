@@ -125,6 +125,10 @@ def test_mistakes_reach_all_ranks(comm: Communicator) -> None:
     rows, _, state = right.dispatch(tokens, ids, weights)
     refused(InvalidTensorError, r"expert_outputs has shape \(4, 3, 3\), expected \[4, 4, ...\].*A2A-2133",
             lambda: right.combine(rows[:, :3] if odd else rows, state))  # fmt: skip
+    for dispatcher in (right, at.nn.MoEDispatcher(8, comm)):
+        rows, _, state = dispatcher.dispatch(tokens, ids.clamp(min=0), weights)
+        refused(InvalidParamError, r"state is of type NoneType, expected .* dispatch .*A2A-1490",
+                lambda d=dispatcher, rows=rows, state=None if odd else state: d.combine(rows, state))  # fmt: skip
     for arguments in ((0, 1), (8, 0), (8, True), (8.0, 1)):
         with pytest.raises(InvalidParamError, match=r"expected an integer from 1 to .*A2A-1158"):
             at.nn.StaticMoEDispatcher(*arguments, comm)

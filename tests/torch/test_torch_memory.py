@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
-from alltoallv.errors import AllToAllVError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, InvalidTensorError, OutOfMemoryError
 from alltoallv.torch.eager.tensors import MOVABLE
 
 MB = 1 << 20
@@ -200,6 +200,17 @@ def test_tensors_that_end_beyond_their_storage(comm: Communicator) -> None:
             call(comm.rank == 1)
         at.all_reduce(x := torch.ones(3), group=comm)
         assert x.tolist() == [2] * 3, number
+
+
+@on_ranks(2)
+def test_no_memory_for_a_copy_of_an_input(comm: Communicator) -> None:
+    """A RuntimeError of torch, which peers get as what it is."""
+    x = torch.ones(1).expand(1 << 46) if comm.rank else torch.ones(4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError if comm.rank else OutOfMemoryError, match="can't allocate memory"):
+            at.all_to_all_v(x, [x.numel() // 2] * 2, group=comm)
+        at.all_reduce(y := torch.ones(3), group=comm)
+        assert y.tolist() == [2] * 3
 
 
 @on_ranks(2)

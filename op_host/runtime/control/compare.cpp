@@ -332,9 +332,9 @@ void ControlPlane::compare_rows() {
     if (all_learn || (agreement_.learning == 0 && agreement_.balance == 0)) return;
     const CountMismatch pair = find_mismatch();
     if (pair.from < 0) return;
-    const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
+    const int64_t row = is_reduction(first.op) ? 1 : first.count, unit = std::max<int64_t>(row, 1);
     throw counts_disagree(describe_op(), rank_text(pair.from), pair.sent / unit, rank_text(pair.to),
-                          pair.expected / unit, unit > 1 ? "rows" : "elements");
+                          pair.expected / unit, row == 1 ? "elements" : "rows");
 }
 
 }  // namespace alltoallv

@@ -86,6 +86,10 @@ void Request::settle(size_t first, bool packs) {
     if (packs) pack(array(first), array(first + 1));
 }
 
+int64_t Request::length(Shape tensor) const {
+    return row == 0 ? tensor[0] : element_count(tensor);
+}
+
 void Request::check(int64_t numel_in, int64_t numel_out) {
     const int64_t unit = std::max<int64_t>(row, 1);
     check_send(numel_in, send_counts(), sdispls(), size(), unit);
@@ -138,7 +142,6 @@ void check_splits(Request& request, Shape output, Shape input, bool no_output_sp
                                  tuple_text(input.subspan(1)) + ", as the input has");
     check_split(names.input_sizes, names.input, input[0], request.send_counts(), no_input_splits);
     check_split(names.output_sizes, names.output, output[0], request.recv_counts(), no_output_splits);
-    if (request.row == 0) request = Request(request.op, request.size());
     request.settle_sends(true);
     request.settle_receives(true);
     request.shape.assign(output.begin(), output.end());

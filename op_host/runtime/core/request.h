@@ -44,6 +44,12 @@ class Request {
     std::span<const int64_t> send_counts() const { return array(0); }
     std::span<const int64_t> values() const { return values_; }
 
+    /// Returns the elements of a tensor, or its rows where these are empty: what the counts count.
+    int64_t length(Shape tensor) const;
+
+    /// Returns the values in elements: zeros where they count empty rows.
+    std::vector<int64_t> in_elements() const { return row == 0 ? std::vector<int64_t>(values_.size()) : values_; }
+
     /// Returns an Exchange that refers to this request, which must outlive it.
     Exchange exchange(DType dtype, const void* input, void* output) const;
 

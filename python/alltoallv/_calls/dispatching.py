@@ -182,6 +182,12 @@ def collect(
     return finish
 
 
+def check_state(state: Any, kind: type) -> None:
+    """Raises InvalidParamError if this is not the state of a dispatch."""
+    if not isinstance(state, kind):
+        raise InvalidParamError(f"state is of type {type(state).__name__}, expected what dispatch returned", id=1490)
+
+
 class Dispatching(ABC, Generic[A]):
     """The dispatcher, whose tensors a front end shows as arrays of NumPy, or which it moves itself."""
 
@@ -332,6 +338,9 @@ class Dispatching(ABC, Generic[A]):
         Raises:
             The errors of `dispatch`.
         """
+        if not isinstance(state, DispatchState):
+            with guard(self.carrier(expert_outputs), OPERATOR):
+                check_state(state, DispatchState)
         finish = self.begin_combine(expert_outputs, state, async_op, single=async_op)
         return Pending(finish) if async_op else finish()
 

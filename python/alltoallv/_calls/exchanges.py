@@ -264,7 +264,9 @@ class Exchanges(FrontEnd[A, G, H]):
             shape_in, shape_out = tuple(x.shape), tuple(output.shape)
             request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
         terms = "all_to_all_single", shape_in, shape_out, request.layout, request.row
-        return self.run(x, Transfer(self.adapter, comm, *terms, timeout=limit), output, names[0], async_op)
+        rows = None if request.row else request
+        transfer = Transfer(self.adapter, comm, *terms, timeout=limit, request=rows)
+        return self.run(x, transfer, output, names[0], async_op)
 
     def gather(
         self,

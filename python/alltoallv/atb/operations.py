@@ -20,7 +20,7 @@ from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter, Region, check_on_npu
 from alltoallv._calls.guard import Member, guard
 from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo, QuantAllReduceParam, QuantType
-from alltoallv.communicator import Communicator, announced
+from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
@@ -220,7 +220,7 @@ class Operation(ABC):
             return function(*args, **kwargs)
         except Exception as error:
             if self._group is None:
-                self._plain.announce(*announced(error))
+                self._plain.announce(error)
             else:
                 with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
                     self._group.fail(self._operator, error)

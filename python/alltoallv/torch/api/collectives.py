@@ -280,7 +280,8 @@ def _all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, param
     request = _core.Request.all_to_all_single(comm.size, *shapes, *parameters.counts)
     _core.check_apart(region(out), region(x))
     row = request.row if parameters.unit == "row" else 1
-    return calls.exchange(comm, "all_to_all_single", out, x, request.layout, row).giving(outs, copies)
+    operation = calls.exchange(comm, "all_to_all_single", out, x, request.layout, row, request=request)
+    return operation.giving(outs, copies)
 
 
 def all_to_all_single(

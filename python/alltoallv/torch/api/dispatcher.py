@@ -14,7 +14,7 @@ from torch.nn import functional
 from alltoallv import _core
 from alltoallv._calls import dispatching
 from alltoallv._calls.counts import split_layout
-from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
+from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching, check_state
 from alltoallv._calls.experts import MOST, RoutingOptions
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
@@ -333,6 +333,7 @@ class StaticMoEDispatcher(torch.nn.Module):
         """
         own, shape = len(self.local_experts), tuple(expert_outputs.shape)
         with guard(None if is_tracing() else communicator_of(self.group, expert_outputs), OPERATOR):
+            check_state(state, StaticState)
             _check_dtype("expert_outputs", expert_outputs)
             if shape[:2] != (own, self._size * self.capacity):
                 expected = f"[{own}, {self._size * self.capacity}, ...]"

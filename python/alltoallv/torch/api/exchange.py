@@ -67,7 +67,7 @@ def _all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters
     check_dtype("out", out, x.dtype)
     sends, recvs, sdispls, rdispls = parameters.counts
     request = _core.Request.all_to_all_v(comm.size, x.shape, sends, recvs, sdispls, rdispls, parameters.unit, out.shape)
-    return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
+    return calls.exchange(comm, "all_to_all_v", out, x, request.layout, request.row, request=request)
 
 
 class _AllToAllV(Protocol):
@@ -220,7 +220,8 @@ def all_to_all_v(
             target = calls.new_output(comm, (math.prod(shape),) if wants_grad else shape, x)
             if request.has_gaps:
                 target.zero_()
-        call = None if seen else calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
+        terms = request.layout, row
+        call = None if seen else calls.exchange(comm, "all_to_all_v", target, x, *terms, request=request)
     if call is None:
         parameters = Parameters(counts=counts[:4], unit=unit)
         work = calling.watch_collective(comm, _all_to_all_v, [target], [x], parameters, limit, async_op)

@@ -211,19 +211,24 @@ def exchange(
     row: int = 1,
     root: int = 0,
     terms: int = 0,
+    request: _core.Request | None = None,
 ) -> Operation:
     """Returns the exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: the root of a broadcast; ``terms``: what ranks that send rows of bytes agree on besides.
+    ``root``: the root of a broadcast; ``terms``: what ranks that send rows of bytes agree on besides; ``request``: of
+    this layout, by which ranks in host memory also compare counts of rows that have no elements.
     """
     check_place(comm, input, output)
     dtype = core_name(input.dtype)
     call: Call
     if isinstance(comm, Communicator):
-        plan = _core.Plan(comm.core, operator, dtype, *layout, root, row, terms=terms)
+        if request is not None and request.row == 0:
+            plan = request.plan(comm.core, operator, dtype)
+        else:
+            plan = _core.Plan(comm.core, operator, dtype, *layout, root, max(row, 1), terms=terms)
         call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
-        call = comm.exchange(operator, dtype, output, input, layout, row, root, terms)
+        call = comm.exchange(operator, dtype, output, input, layout, max(row, 1), root, terms)
     return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
 
 
