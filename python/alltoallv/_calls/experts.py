@@ -30,20 +30,23 @@ class RoutingOptions(TypedDict, total=False):
 
     Attributes:
         capacity: Rows that one rank may send to one expert in a call: an integer of at least 1, or as a float the
-            factor by which it exceeds an even share, ``ceil(capacity * tokens * k / num_experts)``. None: any number.
-        drop: Which pairs are dropped beyond the capacity: ``"last"``, the last tokens' pairs, or ``"lightest"``,
-            those with the smallest gate weights, of equal ones the last.
-        alignment: The rows of every expert are filled up with zeros to a multiple of this.
-        payload, combine_payload: How rows travel to the experts and back: None as they are, or as codes of a format,
-            ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or one per group of the format.
+            factor by which it exceeds an even share, ``ceil(capacity * tokens * k / num_experts)``. Default: None, any
+            number.
+        drop: Which pairs are dropped beyond the capacity: ``"last"`` (default), the last tokens' pairs, or
+            ``"lightest"``, those with the smallest gate weights, of equal ones the last.
+        alignment: The rows of every expert are filled up with zeros to a multiple of this. Default: 1.
+        payload, combine_payload: How rows travel to the experts and back: None (default) as they are, or as codes of a
+            format, ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or one per group of the
+            format.
         codes: With ``payload`` int8, fp8_e4m3 or fp8_e5m2: give the experts the codes, and their scales in the state,
-            not their values.
-        placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the
-            first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are dropped.
+            not their values. Default: False.
+        placement: Which experts each rank has. Default: None, neighbouring ones, ``num_experts // W`` each and one more
+            on the first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are
+            dropped.
         active_ranks: An array, tensor or list of a bool for each rank, which every dispatch reads anew: while a rank's
             is False, pairs that choose its experts are dropped, and the token gets the sum over its other choices,
-            whose weights are not divided anew. The rank takes part in all calls, and its own tokens travel. None: all
-            are active. ``survivors()`` sets lost ranks' to False.
+            whose weights are not divided anew. The rank takes part in all calls, and its own tokens travel. Default:
+            None, all are active. ``survivors()`` sets lost ranks' to False.
     """
 
     capacity: float | None

@@ -10,6 +10,9 @@ imports ``deep_ep`` runs unchanged after:
 `Buffer` has dispatch, combine, layout and the low-latency calls of version 1, `ElasticBuffer` dispatch and combine of
 version 2. A token goes once to each rank that has one of its experts. Calls are done when they return, and so are
 events; streams, numbers of SMs and sizes of buffers are accepted and ignored. HybridEPBuffer is missing.
+
+An argument that is wrong on any rank raises `alltoallv.errors.InvalidParamError` or `InvalidTensorError`, ranks that
+disagree `PeerMismatchError`, and one that is lost or late `PeerLostError` or `CommTimeoutError`, on every rank.
 """
 
 from __future__ import annotations

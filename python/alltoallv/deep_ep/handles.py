@@ -92,8 +92,8 @@ class EPHandle:
     """Holds where the rows of a dispatch went, for `combine` and for other tokens on the same way.
 
     Attributes:
-        num_experts, expert_alignment, num_max_tokens_per_rank, do_expand, num_sms: As given to the dispatch; where no
-            most rows were given, the most whose numbers an int32 holds.
+        num_experts, expert_alignment, do_expand, num_sms: As given to the dispatch.
+        num_max_tokens_per_rank: As given to the dispatch; if it was not, the most rows whose numbers an int32 holds.
         topk_idx: Experts of this rank's tokens, ``[n, k]``.
         num_recv_tokens_per_expert_list: Rows of each of this rank's experts, up to the alignment; ``[]`` where the
             host did not wait for them.

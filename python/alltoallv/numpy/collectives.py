@@ -289,8 +289,8 @@ def gather(
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
-        On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
-        *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
+        On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape
+        ``[sum(recv_counts), *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
 
     Raises:
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks

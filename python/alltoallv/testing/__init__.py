@@ -1,10 +1,10 @@
 """Provides tools for tests of operators: a reference of every operator, golden data, and ranks to run them on.
 
-* :mod:`alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
-* :mod:`alltoallv.testing.golden`: random exchanges, comparison of bits, files.
-* :func:`run_ranks` and the pytest fixture ``ranks``: a function on n processes or threads.
-* :func:`world`: a function on a thousand simulated ranks in this process.
-* :mod:`alltoallv.testing.hosts`: two hosts on one machine, for ranks that meet over TCP.
+* `alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
+* `alltoallv.testing.golden`: random exchanges, comparison of bits, files.
+* `run_ranks` and the pytest fixture ``ranks``: a function on n processes or threads.
+* `world`: a function on a thousand simulated ranks in this process.
+* `alltoallv.testing.hosts`: two hosts on one machine, for ranks that meet over TCP.
 """
 
 from __future__ import annotations
