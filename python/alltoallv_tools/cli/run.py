@@ -208,7 +208,8 @@ def _nodes(args: argparse.Namespace) -> Nodes | None:
     if args.max_restarts:
         raise ValueError("--max-restarts needs all ranks on one host; torchrun restarts ranks on several")
     if args.node_rank is None or not 0 <= args.node_rank < args.nnodes:
-        raise ValueError(f"--node-rank is {args.node_rank}, expected 0 to {args.nnodes - 1}, this host's number")
+        given = "missing" if args.node_rank is None else args.node_rank
+        raise ValueError(f"--node-rank is {given}, expected 0 to {args.nnodes - 1}, this host's number")
     if not args.master:
         raise ValueError("--master is missing, expected the address of host 0")
     host, colon, port = args.master.rpartition(":")
