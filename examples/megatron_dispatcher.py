@@ -4,7 +4,7 @@ Every rank routes its tokens to 2 of 8 experts, which the ranks share: Megatron'
 forward and backward. One process then does the same with all tokens and all experts; the results, the gradients of the
 tokens and of the experts differ in rounding only, below 1e-12 in float64.
 
-    pip install torch && pip install --no-deps megatron-core==0.16.*
+    pip install --no-deps "megatron-core==0.16.*"    # beside `.[torch]`; without what it wants of a GPU
     python -m alltoallv run -n 4 examples/megatron_dispatcher.py
 
 On CPU the processes talk through torch.distributed's backend `alltoallv`: gloo does not take the dispatcher's counts.
