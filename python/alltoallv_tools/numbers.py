@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 
 
-def count(text: str) -> int:
-    """Parses an integer of at least 1."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
+def count(text: str, least: int = 1) -> int:
+    """Parses an integer of at least ``least``."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least {least}")
     return int(text)
+
+
+def count_or_0(text: str) -> int:
+    """Parses an integer of at least 0."""
+    return count(text, 0)
 
 
 def seconds(text: str, or_0: bool = False) -> float:

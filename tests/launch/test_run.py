@@ -155,6 +155,10 @@ def test_output_that_nobody_reads(tmp_path):
         ),
         (["-n", "5000", "x.py"], "is 5000, expected at most 4096, the most ranks of a communicator"),
         (["-n", "2", "--allow-loss", "2", "x.py"], "--allow-loss is 2, expected less than the number of ranks"),
+        (
+            ["-n", "2", "--allow-loss", "-1", "x.py"],
+            "argument --allow-loss: is '-1', expected an integer of at least 0",
+        ),
         (["-n", "2", "--node-rank", "1", "x.py"], "--node-rank is 1, expected 0 without --nnodes"),
         (["-n", "2", "--nnodes", "2", "x.py"], "--node-rank is missing, expected 0 to 1, this host's number"),
         (

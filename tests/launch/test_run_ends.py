@@ -154,7 +154,7 @@ print(f"restart {count}", flush=True)
 sys.exit(7 if rank == 1 and count < int(sys.argv[1]) else 0)
 """
     logs = tmp_path / "logs"
-    options = ("--nproc_per_node", "2", "--max_restarts", "2", "--log-dir", str(logs))
+    options = ("--nproc_per_node", "2", "--max_restarts", "2", "--allow-loss", "0", "--log-dir", str(logs))
     good = run(tmp_path, program, *options, arguments=["2"], text=True)
     assert good.returncode == 0, good.stderr
     assert (logs / "rank0.log").read_text() == "restart 0\nrestart 1\nrestart 2\n"

@@ -72,14 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write what rank N prints to DIR/rankN.log")
     parser.add_argument("--bind", action="store_true", help="give each rank processors of its own")
     parser.add_argument("--keep-going", action="store_true", help="let the other ranks run on after one has failed")
-    parser.add_argument("--allow-loss", type=numbers.count, default=0, metavar="N", help="N ranks may fail")
+    parser.add_argument("--allow-loss", type=numbers.count_or_0, default=0, metavar="N", help="N ranks may fail")
     parser.add_argument(
-        "--replace", type=numbers.count, default=0, metavar="N", help="start ranks that fail again, N times in all"
+        "--replace", type=numbers.count_or_0, default=0, metavar="N", help="start ranks that fail again, N times in all"
     )
     parser.add_argument(
         "--max-restarts",
         "--max_restarts",
-        type=numbers.count,
+        type=numbers.count_or_0,  # torchrun's default, which its command lines name
         default=0,
         metavar="N",
         help="start anew after a failure",
