@@ -184,6 +184,8 @@ def test_what_is_no_trace(tmp_path):
     with pytest.raises(ValueError, match=r"holds no \*\.trace files"):
         read(tmp_path)
     (tmp_path / "x.trace").write_text(json.dumps({"size": 2}))
+    with pytest.raises(ValueError, match=r"x\.trace' is no folder, expected the one"):
+        read(tmp_path / "x.trace")
     with pytest.raises(ValueError, match=r"x\.trace' is not a trace"):
         read_file(tmp_path / "x.trace")
 

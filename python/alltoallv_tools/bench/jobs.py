@@ -160,6 +160,7 @@ class Jobs:
         command, extra = command_of(library, size, python, json.dumps(config), home)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "I_MPI_"))}
         package = environments.own_package(Path(self._folder.name))
+        env.setdefault("HOME", str(home))  # Open MPI does not start without one
         env.update(PYTHONPATH=str(package), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **extra)
         log = home / "output"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(log, "wb") as output:

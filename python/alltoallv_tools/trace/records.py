@@ -97,10 +97,8 @@ def read(folder: Path) -> list[DomainTrace]:
     """
     traces = [trace for trace in readable(read_file, sorted(folder.glob("*.trace"))) if trace is not None]
     if not traces:
-        raise ValueError(
-            f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
-            "alltoallv.trace() named"
-        )
+        wrong = f"folder {str(folder)!r} holds no *.trace files" if folder.is_dir() else f"{str(folder)!r} is no folder"
+        raise ValueError(f"{wrong}, expected the one that ALLTOALLV_TRACE or alltoallv.trace() named")
     steady = {trace.host: trace.clock_ns for trace in traces}  # one offset per host: its ranks share a clock
     for trace in traces:
         trace.clock_ns = steady[trace.host]
