@@ -71,6 +71,15 @@ def test_processors_are_shared_by_the_ranks_of_a_host() -> None:
             assert total == pytest.approx(alone + 5, rel=0.01)
 
 
+def test_steps_in_shared_memory_are_no_quicker_than_messages_at_once() -> None:
+    """Between two ranks both are one message, whatever it goes over; a rank's own part moves as well."""
+    for curve in ((), ((2, 2e6, 10.0),)):
+        topology = Topology("host", (Level("host", 0, 1.0, 10.0, curve=curve),))
+        flat, steps = (model.all_to_all_v(topology, 2, 1e6, algorithm=name) for name in ("flat", "pairwise"))
+        assert flat == pytest.approx(steps)
+        assert flat == pytest.approx(1 + (100 if curve else 50))
+
+
 def test_a_fit_gives_back_the_topology_that_made_the_rows() -> None:
     """Whatever the pattern, and also where ranks outnumber processors."""
     host = Level(

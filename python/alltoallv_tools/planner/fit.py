@@ -118,7 +118,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str
     curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
     rate = max(curve, key=lambda point: point[1])[2]  # beyond the reach of the caches
     host = replace(host, port_gbps=rate, curve=curve, cached=cached)
-    return Topology(name, (host,), memory_gbps=2 * rate, source="fitted to bench")  # a copy reads and writes
+    return Topology(name, (host,), memory_gbps=2 * rate, source="times that bench measured")  # a copy reads and writes
 
 
 def _time(row: Row) -> float:

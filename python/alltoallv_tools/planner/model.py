@@ -67,6 +67,8 @@ def _pairwise(topology: Topology, size: int, nbytes: float, weights: Load) -> fl
     level, _ = topology.used(size)[-1]
     step = level.alpha(size) + topology.message_us
     moved = nbytes * weights.largest * weights.peers
+    if level.curve and not weights.single:
+        moved += nbytes / size  # a rank's own part, as in `_busy`
     return step * (size - 1) + moved / level.pair(nbytes, size) / 1e3
 
 
