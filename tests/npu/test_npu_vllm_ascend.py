@@ -320,7 +320,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
             biases: Sequence[torch.Tensor] = (),
             **more: Any,
         ) -> tuple[torch.Tensor, list[int]]:
-            out, counts = torch.empty_like(x), torch.zeros(2, dtype=torch.int32, device=device)
+            out, counts = torch.empty_like(x), torch.zeros(1, 2, dtype=torch.int32, device=device)  # of any shape
             none = [[torch.tensor([])]] * 2  # of the host, as vllm-ascend gives it
             weight1, weight2 = ([each[mine].to(device)] for each in weights)
             results = ops.dispatch_ffn_combine(
@@ -338,7 +338,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
                 **more,
             )
             assert results[0] is out
-            return out.cpu().double(), counts.tolist()
+            return out.cpu().double(), counts[0].tolist()
 
         used = torch.cat([each[: len(each) - 1].reshape(-1) for each in chosen]).bincount(minlength=experts)[mine]
         mask = torch.arange(len(x)) < len(x) - 1

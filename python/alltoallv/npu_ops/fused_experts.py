@@ -274,6 +274,7 @@ def dispatch_ffn_combine(
 ) -> tuple[Tensor, Tensor]:
     """Writes the tokens to ``out``, and how many rows each of this rank's experts got to ``expert_token_nums``.
 
+    The latter may have any shape of as many numbers as this rank has experts.
     Weights of int8 have scales of their columns, as float32 or in int64; then tokens travel as int8 with a scale each.
     Weights of four bits, in int32, also have biases: 8 * the sums of their columns, scaled.
     A choice of the expert after the last is dropped. Ranks may have different numbers of tokens.
@@ -288,7 +289,7 @@ def dispatch_ffn_combine(
     in_range = ((expert_idx >= 0) & (expert_idx <= total)).all()
     expect(in_range, "expert_idx", expert_idx.tolist(), f"numbers from 0 to {total - 1}, or {total} to drop a choice")
     expect(out.shape == x.shape and out.dtype == x.dtype, "out", out, f"the shape and dtype of x, {tuple(x.shape)}")
-    fits = expert_token_nums.shape == (local,) and expert_token_nums.dtype == torch.int32
+    fits = expert_token_nums.numel() == local and expert_token_nums.dtype == torch.int32
     expect(fits, "expert_token_nums", expert_token_nums, f"{local} numbers of int32")
     need = len(x) * expert_idx.size(1) * x.size(1) * 3 / 2**20 + 10
     breach = f"HCCL_BUFFSIZE is {limits.buffer_mb()}, expected {need:.0f} MB at least, for {len(x)} tokens,"
@@ -318,7 +319,7 @@ def dispatch_ffn_combine(
         max_output_size,
         same,
     )
-    return out.copy_(tokens), expert_token_nums.copy_(counts)
+    return out.copy_(tokens), expert_token_nums.copy_(counts.view_as(expert_token_nums))
 
 
 def dispatch_gmm_combine_decode(
