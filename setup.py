@@ -6,6 +6,7 @@ does not use this file: it builds the same files by scikit-build-core.
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -65,6 +66,8 @@ def packages():
     return folders, data
 
 
+if "bdist_wheel" in sys.argv and not any(map(find_spec, ("setuptools.command.bdist_wheel", "wheel"))):
+    sys.exit("bdist_wheel needs the package wheel, or setuptools 70.1 or newer: pip install wheel")
 folders, data = packages()
 version = re.search(r'^__version__ = "(.+)"', (ROOT / "python/alltoallv/__init__.py").read_text("utf-8"), re.MULTILINE)
 readme, urls = (on_pypi.dynamic_metadata(field, {}, {}) for field in ("readme", "urls"))

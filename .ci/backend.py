@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ def install(prefix: Path, *options: str) -> None:
 
     ``CMAKE_ARGS`` are options of CMake; ``SKBUILD_BUILD_DIR`` is where to compile, and is kept.
     """
+    if absent := [name for name in ("nanobind", "numpy") if find_spec(name) is None]:
+        raise SystemExit(f"alltoallv is compiled with {' and '.join(absent)}: pip install {' '.join(absent)}")
     build = Path(os.environ.get("SKBUILD_BUILD_DIR", ROOT / "build" / (sys.implementation.cache_tag or "python")))
     cmake = _program("cmake")
     configure = [cmake, "-S", str(ROOT), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
