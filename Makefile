@@ -15,7 +15,7 @@ SHELL := /bin/bash
 help:
 	@echo "make demo       route 1,797 handwritten digits over 4 ranks"
 	@echo "make bench      measure the exchanges"
-	@echo "make quick      the quick loop, under 20 s: NumPy's front end, the operation, and its cases of the matrix"
+	@echo "make quick      the quick loop: builds, then 20 s of tests: NumPy's front end, the operation, its cases of the matrix"
 	@echo "make test       all but slow tests: lint, C++ and Python tests, sanitizers, aarch64, wheel;"
 	@echo "                APT=1 has it install Debian packages that are missing, as root"
 	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
