@@ -86,7 +86,8 @@ def _on_npus_too() -> tuple[tuple[str, str], ...]:
         again = "python -m alltoallv demo"
     except FileNotFoundError:
         again = "make demo"
-    return (_TORCH, "the same on two"), (f'pip install "torch_npu==2.13.*" && {again}', "also emulated NPUs")
+    npus = f'pip install "torch_npu==2.13.*" && {again}'
+    return (_TORCH, "torch for CPU, which torch_npu wants,"), (npus, "then the same on two emulated NPUs")
 
 
 def _has_torch_npu() -> bool:
