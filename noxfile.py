@@ -414,7 +414,7 @@ def vllm_own(session: nox.Session) -> None:
     archive = folder / f"{VLLM_ASCEND.replace('-', '_').replace('==', '-')}.tar.gz"
     shutil.unpack_archive(archive, folder, filter="data")
     source = folder / archive.name.removesuffix(".tar.gz")
-    env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     session.run("python", "tests/vllm/run_own.py", str(source), *session.posargs, env=env)
 
 
