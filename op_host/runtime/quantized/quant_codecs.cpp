@@ -53,13 +53,6 @@ kernel::QuantFormat DynamicCodec::format_for(size_t count) const {
     return {request_.format, cuts_groups_ ? std::max<size_t>(count, 1) : group_size_};
 }
 
-/// Returns the format of `count` elements of a piece, from its element `first` on.
-kernel::QuantFormat DynamicCodec::format_at(size_t first, size_t count) const {
-    kernel::QuantFormat format = format_for(count);
-    format.first_group = cuts_groups_ ? 0 : first / group_size_;
-    return format;
-}
-
 void DynamicCodec::cut() {
     if (info(request_.format).shaped())
         throw invalid_param(1112, "group_size is ", group_size_, ", which is too long for ", codes_.size(),
@@ -134,11 +127,11 @@ void DynamicCodec::commit_feedback() {
     std::copy(deferred_.begin(), deferred_.end(), request_.error);
 }
 
-void DynamicCodec::find_terms(size_t count, const std::vector<const char*>& slots, size_t code) {
+void DynamicCodec::find_terms(size_t count, const std::vector<const char*>& slots) {
     const size_t codes_at = scale_bytes(count), stride = round_up(vector_bytes(count), cache_line);
     for (size_t j = 0; j < codes_.size(); ++j) {
         const char* const term = slots[j / vectors_] + j % vectors_ * stride;
-        codes_[j] = term + codes_at + code;
+        codes_[j] = term + codes_at;
         scales_at_[j] = term;
     }
 }
@@ -160,20 +153,23 @@ void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots,
     // Whole groups; within a cut group any even number of elements.
     const size_t step = cuts_groups_ ? summed_at_once : std::max(summed_at_once / group_size_, size_t{1}) * group_size_;
     if (into == nullptr) sums_.resize(std::min(step, count));
-    for (size_t first = 0; first < count; first += step) {
+    kernel::QuantFormat format = format_for(count);
+    const size_t code_step = cuts_groups_ ? packed_bytes(format.bits(), step) : format.code_bytes(step);
+    const size_t groups = cuts_groups_ ? 0 : step / group_size_, terms = codes_.size();
+    find_terms(count, slots);
+    for (size_t first = 0, code = 0; first < count; first += step, code += code_step) {
         const size_t n = std::min(step, count - first);
-        const kernel::QuantFormat format = format_at(first, n);
-        const size_t code = cuts_groups_ ? packed_bytes(format.bits(), first) : format.code_bytes(first);
-        find_terms(count, slots, code);
+        if (cuts_groups_) format.group_size = n;
         float* sums = into == nullptr ? sums_.data() : into + first;
-        const size_t terms = codes_.size();
         if (request_.leaves == 0) {
             kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), terms, n, request_.average, sums);
         } else {
             add_in_tree(format, 0, terms, n, sums, 0);
             for (size_t k = 0; request_.average && k < n; ++k) sums[k] /= static_cast<float>(terms);
         }
-        run(first, n, sums);
+        run(Sums{format, first, n, code, sums});
+        for (const void*& codes : codes_) codes = static_cast<const char*>(codes) + code_step;
+        format.first_group += groups;
     }
 }
 
@@ -185,22 +181,21 @@ void DynamicCodec::measure(const QuantRange& range, const std::vector<const char
     const size_t group = offset_in_part(range) / group_size_;
     if (magnitudes_.size() <= group) magnitudes_.resize(group + 1);
     const float* feedback = gather_error_at(range);
-    each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
-        const float* lost = feedback == nullptr ? nullptr : feedback + first;
-        magnitudes_[group] = std::max(magnitudes_[group], kernel::largest_magnitude(DType::float32, sums, n, lost));
+    each_sum(range.count, slots, nullptr, [&](const Sums& sums) {
+        const float* lost = feedback == nullptr ? nullptr : feedback + sums.first;
+        const uint32_t most = kernel::largest_magnitude(DType::float32, sums.values, sums.count, lost);
+        magnitudes_[group] = std::max(magnitudes_[group], most);
     });
 }
 
-/// Computes the bounds of the sums at `first`; `again`: their codes, if they travel as codes.
-void DynamicCodec::find_bounds(const kernel::QuantFormat& format, size_t first, size_t count, const float* sums,
-                               const kernel::CodedSource* again) {
+void DynamicCodec::find_bounds(const Sums& sums, const kernel::CodedSource* again) {
     if (!bounds_) return;
     sources_.clear();
     for (size_t j = 0; j < codes_.size(); ++j) sources_.push_back({codes_[j], scales_at_[j]});
     if (again != nullptr) sources_.push_back(*again);
     float bound = 0;
-    float* const to = cuts_groups_ ? &bound : found_.data() + first / group_size_;
-    bounds_->find(format, sources_.data(), count, again == nullptr ? sums : nullptr, to);
+    float* const to = cuts_groups_ ? &bound : found_.data() + sums.format.first_group;
+    bounds_->find(sums.format, sources_.data(), sums.count, again == nullptr ? sums.values : nullptr, to);
     if (cuts_groups_) found_[0] = std::max(found_[0], bound);
 }
 
@@ -228,33 +223,34 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
         const bool direct =
             request_.out_dtype == DType::float32 && reinterpret_cast<uintptr_t>(result) % alignof(float) == 0;
         float* const into = direct ? reinterpret_cast<float*>(result) : nullptr;
-        each_sum(range.count, slots, into, [&](size_t first, size_t n, const float* sums) {
-            find_bounds(format_at(first, n), first, n, sums, nullptr);
-            fits &= kernel::cast(request_.out_dtype, request_.overflow, sums, n, result + out_bytes(first));
+        each_sum(range.count, slots, into, [&](const Sums& sums) {
+            find_bounds(sums, nullptr);
+            char* const to = result + out_bytes(sums.first);
+            fits &= kernel::cast(request_.out_dtype, request_.overflow, sums.values, sums.count, to);
         });
         return fits;
     }
     char* codes = result + scale_bytes(range.count);
     float* feedback = gather_error_at(range);
-    find_terms(range.count, slots, 0);
+    find_terms(range.count, slots);
     const float tensor = has_tensor_scale() ? tensor_of_sum() : 0;
     float scale = 0;
     if (cuts_groups_) {
         scale = kernel::scale_of(request_.format, magnitudes_[offset_in_part(range) / group_size_]);
         std::memcpy(result, &scale, sizeof scale);
     }
-    each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
-        float* lost = feedback == nullptr ? nullptr : feedback + first;
-        kernel::QuantFormat format = format_at(first, n);
-        char* const to = codes + (cuts_groups_ ? packed_bytes(format.bits(), first) : format.code_bytes(first));
+    each_sum(range.count, slots, nullptr, [&](const Sums& sums) {
+        float* lost = feedback == nullptr ? nullptr : feedback + sums.first;
+        char* const to = codes + sums.code;
         if (cuts_groups_) {
-            kernel::encode_group(request_.format, DType::float32, sums, n, scale, to, lost, lost);
+            kernel::encode_group(request_.format, DType::float32, sums.values, sums.count, scale, to, lost, lost);
         } else {
+            kernel::QuantFormat format = sums.format;
             format.tensor = tensor;
-            kernel::quantize(format, DType::float32, sums, n, to, result, lost);
+            kernel::quantize(format, DType::float32, sums.values, sums.count, to, result, lost);
         }
         const kernel::CodedSource again{to, result};
-        find_bounds(format, first, n, nullptr, &again);
+        find_bounds(sums, &again);
     });
     return true;
 }

@@ -100,17 +100,24 @@ class DynamicCodec final : public QuantCodec {
     void commit_feedback() override;
 
   private:
+    /// Some sums of a piece, whole groups or a part of one, which `codes_` and `scales_at_` have the terms of.
+    struct Sums {
+        kernel::QuantFormat format;
+        size_t first, count;  // elements of the piece
+        size_t code;          // of the piece's codes, in bytes, if they become codes again
+        const float* values;
+    };
+
     kernel::QuantFormat format_for(size_t count) const;
-    kernel::QuantFormat format_at(size_t first, size_t count) const;
     bool has_tensor_scale() const { return info(request_.format).scale == ScaleKind::e4m3; }
     size_t groups(size_t count) const { return cuts_groups_ ? 1 : format_for(count).groups(count); }
     /// Bytes of one vector's codes and scales in a slot, which holds all vectors of a rank.
     size_t vector_bytes(size_t count) const { return scale_bytes(count) + format_for(count).code_bytes(count); }
-    /// Points `codes_` and `scales_at_` to the sums' terms, in their order, from byte `code` of the codes on.
-    void find_terms(size_t count, const std::vector<const char*>& slots, size_t code);
+    /// Points `codes_` and `scales_at_` to the sums' terms, in their order.
+    void find_terms(size_t count, const std::vector<const char*>& slots);
     void add_in_tree(const kernel::QuantFormat& format, size_t term, size_t terms, size_t n, float* to, size_t depth);
-    void find_bounds(const kernel::QuantFormat& format, size_t first, size_t count, const float* sums,
-                     const kernel::CodedSource* again);
+    /// `again`: the sums' codes, if they travel as codes.
+    void find_bounds(const Sums& sums, const kernel::CodedSource* again);
     float tensor_of_sum() const;
     size_t scale_bytes(size_t count) const;
     void encode_piece(const QuantRange& range, char* slot, float* error_out);
@@ -122,8 +129,7 @@ class DynamicCodec final : public QuantCodec {
     }
     float* error_at(size_t first) const { return error_ == nullptr ? nullptr : error_ + first; }
     float* gather_error_at(const QuantRange& range) const;
-    /// Calls `run(first, count, sums)` for the sums of a piece, which are written to `into`, or to memory that stays in
-    /// the caches; `first` is relative to the piece's beginning.
+    /// Calls `run` for the Sums of a piece, which are written to `into`, or to memory that stays in the caches.
     template <class Run>
     void each_sum(size_t count, const std::vector<const char*>& slots, float* into, Run run);
 
