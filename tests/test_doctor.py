@@ -82,6 +82,19 @@ def test_versions_are_tested_or_not(monkeypatch):
     assert (lines["mindspore"], lines["paddle"]) == ("2.10.0, tested", "not installed")
 
 
+def test_mpi4py_without_an_mpi(monkeypatch, tmp_path):
+    """Its wheel brings no library, and then says so when MPI is imported."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: initialize = True")
+    (tmp_path / "mpi4py" / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(software, "version_of", lambda name: "4.1.2" if name == "mpi4py" else "")
+    (found,) = (check for check in software.frameworks() if check.name == "mpi4py")
+    assert found.status == "no"
+    assert found.detail == "4.1.2, whose MPI does not load: RuntimeError: cannot load MPI library"
+    assert "pip install mpich" in found.advice
+
+
 def test_pyproject_asks_for_what_is_tested():
     """The ranges begin with the oldest version in the table, and end with the newest where they are closed."""
     text = (Path(alltoallv.__file__).parents[2] / "pyproject.toml").read_text()

