@@ -107,9 +107,13 @@ void each_piece(const QuantFormat& format, size_t count, Run run) {
         for (size_t group = 0; group < format.groups(count); ++group) each_part(format, count, group, run);
         return;
     }
-    const size_t span = block / size * size;
-    for (size_t first = 0; first < count; first += span)
-        run(Piece{first, std::min(span, count - first), size, first / size, format.code_bytes(first)});
+    const size_t groups = block / size, span = groups * size, bytes = format.code_bytes(span);
+    for (Piece piece{0, 0, size, 0, 0}; piece.first < count; piece.first += span) {
+        piece.count = std::min(span, count - piece.first);
+        run(piece);
+        piece.group += groups;
+        piece.code += bytes;
+    }
 }
 
 /// Throws Error (invalid_param) unless kernels quantize `dtype`.

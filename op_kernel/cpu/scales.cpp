@@ -2,6 +2,7 @@
 #include "op_kernel/cpu/scales.h"
 
 #include <algorithm>
+#include <array>
 
 #include "op_kernel/cpu/codes.h"
 #include "op_kernel/cpu/half.h"
@@ -14,13 +15,18 @@ namespace {
 /// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 even if the processor keeps subnormals;
 /// above the largest scale, the largest code would be dequantized to inf, or the inverse were subnormal.
 constexpr float least_scale = 0x1p-125f;
-float largest_scale(CodeFormat codes) {
+constexpr float largest_scale(const CodeFormatInfo& codes) {
     constexpr float largest = from_bits(infinity_bits - 1);
-    const float most = info(codes).most, quotient = largest / most;  // may be rounded up
-    constexpr double infinite = 0x1.ffffffp+127;                     // what rounds to inf
+    const float most = codes.most, quotient = largest / most;  // may be rounded up
+    constexpr double infinite = 0x1.ffffffp+127;               // what rounds to inf
     const bool fits = static_cast<double>(quotient) * static_cast<double>(most) < infinite;
     return std::min(fits ? quotient : from_bits(bits_of(quotient) - 1), largest_inverted);
 }
+constexpr std::array largest_scales = [] {
+    std::array<float, code_format_table.size()> scales;
+    std::ranges::transform(code_format_table, scales.begin(), largest_scale);
+    return scales;
+}();
 /// Bounds of NVFP4's scale: its product with the least float8 is normal, with the largest and the largest code finite.
 constexpr float least_tensor = 0x1p-110f, largest_tensor = 0x1.861860p+116f, tensor_range = 6 * 448;
 
@@ -67,7 +73,7 @@ void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float*
 
 void scales_of_floats(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
                       Isa isa) {
-    scale[isa](magnitudes, groups, info(format).most, largest_scale(format), scales, inverses);
+    scale[isa](magnitudes, groups, info(format).most, largest_scales[static_cast<size_t>(format)], scales, inverses);
 }
 
 void scales_of_bytes(CodeFormat format, const uint32_t* magnitudes, size_t groups, float tensor, float* scales,
