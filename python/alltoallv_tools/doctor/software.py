@@ -1,4 +1,4 @@
-"""Checks versions, the extension, launchers, frameworks and devices; frameworks are looked up, never imported."""
+"""Checks versions, the extension, launchers, frameworks and devices; what is imported is so in a process of its own."""
 
 from __future__ import annotations
 
