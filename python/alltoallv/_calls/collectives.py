@@ -220,7 +220,7 @@ class Transfer(Linear[A]):
 
     layout: Layout
     row: int
-    request: _core.Request | None = field(default=None, kw_only=True)  # where rows have no elements: counts of rows
+    request: _core.Request | None = field(default=None, kw_only=True)  # of the layout: counts rows without elements
 
     def transposed(self) -> Transfer[A]:
         """Returns the exchange with sends and receives swapped. The send regions must not overlap."""
@@ -240,7 +240,7 @@ class Transfer(Linear[A]):
         return kept
 
     def plan(self, dtype: str) -> _core.Plan:
-        if self.request is not None:
+        if self.request is not None and self.request.row == 0:
             return self.request.plan(self.communicator.core, self.operator, dtype)
         return _core.Plan(self.communicator.core, self.operator, dtype, *self.layout, 0, max(self.row, 1))
 

@@ -338,7 +338,7 @@ class Dispatching(ABC, Generic[A]):
         Raises:
             The errors of `dispatch`.
         """
-        if not isinstance(state, DispatchState):
+        if not isinstance(state, DispatchState):  # which knows the communicator of all other checks
             with guard(self.carrier(expert_outputs), OPERATOR):
                 check_state(state, DispatchState)
         finish = self.begin_combine(expert_outputs, state, async_op, single=async_op)

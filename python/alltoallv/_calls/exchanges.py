@@ -210,8 +210,7 @@ class Exchanges(FrontEnd[A, G, H]):
                 x = self.taken(x, index)
                 layout, shape = (layout[0], packed(layout[0]), *layout[2:]), (len(index),)
         terms = shape, request.shape, layout, request.row
-        rows = None if request.row else request
-        transfer = Transfer(self.adapter, comm, operator, *terms, timeout=limit, request=rows)
+        transfer = Transfer(self.adapter, comm, operator, *terms, timeout=limit, request=request)
         if not request.learns:
             return self.run(x, transfer, out, "out", async_op)
         learning = CountsUnknown(transfer, request)
@@ -264,8 +263,7 @@ class Exchanges(FrontEnd[A, G, H]):
             shape_in, shape_out = tuple(x.shape), tuple(output.shape)
             request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
         terms = "all_to_all_single", shape_in, shape_out, request.layout, request.row
-        rows = None if request.row else request
-        transfer = Transfer(self.adapter, comm, *terms, timeout=limit, request=rows)
+        transfer = Transfer(self.adapter, comm, *terms, timeout=limit, request=request)
         return self.run(x, transfer, output, names[0], async_op)
 
     def gather(
