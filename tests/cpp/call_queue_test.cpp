@@ -44,17 +44,20 @@ TEST(one_at_a_time) {
 /// Both of two threads whose calls are there at once know of it, and nobody else.
 TEST(overlapping) {
     CallQueue queue;
-    auto first = std::make_unique<CallQueue::Slot>(queue, true);
-    CHECK(!first->overlaps() && !first->is_joined());
-    bool overlaps = false;
-    std::thread other([&] {
-        const CallQueue::Slot second(queue, true);
-        overlaps = second.overlaps() && !second.is_joined();
-    });
-    while (!first->is_joined()) std::this_thread::yield();
-    first.reset();
-    other.join();
-    CHECK(overlaps);
+    for (int round = 0; round < 1000; ++round) {
+        auto first = std::make_unique<CallQueue::Slot>(queue, true);
+        CHECK(!first->overlaps() && !first->is_joined());
+        bool overlaps = false;
+        std::thread other([&] {
+            const CallQueue::Slot second(queue, true);
+            overlaps = second.overlaps() && !second.is_joined();
+        });
+        while (!first->is_joined()) {  // leave as soon as the other is there
+        }
+        first.reset();
+        other.join();
+        CHECK(overlaps);
+    }
     const WorkPtr pending = queue.submit([] { std::this_thread::sleep_for(milliseconds(5)); });
     const CallQueue::Slot after(queue, true);  // behind what is queued, which is no call of another thread
     CHECK(!after.overlaps() && !after.is_joined());

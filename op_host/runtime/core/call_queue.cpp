@@ -115,17 +115,14 @@ bool CallQueue::on_worker() {
     return worker();
 }
 
-/// Returns true if another thread's call is running or waiting.
-bool CallQueue::await_turn(uint64_t ticket, bool calls) {
+void CallQueue::await_turn(uint32_t ticket, bool calls) {
     HeldLock::release_now();
     waiting_.fetch_add(1);
-    const bool overlaps =
-        calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));
     BlockedThread blocked;
     std::exception_ptr interrupted;
     {
         std::unique_lock lock(mutex_);
-        for (auto now = Clock::now(); serving_.load() != ticket; now = Clock::now()) {
+        for (auto now = Clock::now(); turns().serving() != ticket; now = Clock::now()) {
             blocked.note_blocked(now);
             hurry();
             turn_.wait_for(lock, slice);
@@ -141,9 +138,8 @@ bool CallQueue::await_turn(uint64_t ticket, bool calls) {
         }
     }
     waiting_.fetch_sub(1);
-    if (calls) callers_waiting_.fetch_sub(1);
-    if (!interrupted) return overlaps;
-    leave();
+    if (!interrupted) return;
+    leave(calls);
     std::rethrow_exception(interrupted);
 }
 
@@ -159,7 +155,7 @@ WorkPtr CallQueue::submit(std::function<void()> call) {
     if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without the thread
         thread_ = quiet_thread("alltoallv-async", "asynchronous calls", [this] { run(); });
     submitted_ = Clock::now();
-    queue_.push_back({next_.fetch_add(1), std::move(call), work, dozing_ ? submitted_ + pace : submitted_});
+    queue_.push_back({enter(false).next(), std::move(call), work, dozing_ ? submitted_ + pace : submitted_});
     if (idle_ != nullptr) std::exchange(idle_, nullptr)->end();
     if (!dozing_) items_.notify_one();
     return work;
@@ -185,7 +181,7 @@ void CallQueue::hurry() {
 void CallQueue::help(const Work& work, std::unique_lock<std::mutex>& lock) {
     if (waiters_ == Waiters::watch) return;
     ++helpers_;
-    while (!work.done() && !queue_.empty() && queue_.front().ticket == serving_.load()) run_front(lock);
+    while (!work.done() && !queue_.empty() && queue_.front().ticket == turns().serving()) run_front(lock);
     --helpers_;
     if (closing_) turn_.notify_all();
 }
@@ -196,7 +192,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     queue_.pop_front();
     if (queue_.empty()) hurried_ = false;
     lock.unlock();
-    if (serving_.load() != item.ticket) await_turn(item.ticket, false);
+    if (turns().serving() != item.ticket) await_turn(item.ticket, false);
     std::exception_ptr error, interrupted;
     try {
         const ActiveCall here(key(), true);
@@ -211,7 +207,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
         }
     }
     item.call = nullptr;
-    leave();
+    leave(false);
     item.work->finish(std::move(error));
     lock.lock();
     if (interrupted) {

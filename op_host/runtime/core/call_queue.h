@@ -67,19 +67,17 @@ class CallQueue {
         explicit Slot(CallQueue& queue, bool calls = false)
             : queue_(queue.has_turn() ? nullptr : &queue), here_(queue.key()), calls_(calls) {
             if (queue_ == nullptr) return;
-            const uint64_t ticket = queue_->next_.fetch_add(1);
-            if (queue_->serving_.load() != ticket) overlaps_ = queue_->await_turn(ticket, calls_);
-            if (calls_) queue_->held_by_caller_.store(true, std::memory_order_relaxed);
+            const Turns before = queue_->enter(calls_);
+            overlaps_ = calls_ && before.callers() > 0;
+            if (before.present() > 0) queue_->await_turn(before.next(), calls_);
         }
         ~Slot() {
-            if (queue_ == nullptr) return;
-            if (calls_) queue_->held_by_caller_.store(false, std::memory_order_relaxed);
-            queue_->leave();
+            if (queue_ != nullptr) queue_->leave(calls_);
         }
         /// True if it came while another thread's call was running or waiting.
         bool overlaps() const { return overlaps_; }
-        /// True if another thread's call waits behind it.
-        bool is_joined() const { return queue_ != nullptr && queue_->callers_waiting_.load() > 0; }
+        /// True if another thread's call waits behind it, which knows that it overlaps.
+        bool is_joined() const { return queue_ != nullptr && queue_->turns().callers() > 1; }
         Slot(const Slot&) = delete;
         Slot& operator=(const Slot&) = delete;
 
@@ -97,7 +95,7 @@ class CallQueue {
     void run_or_submit(const std::function<void()>& call);
 
     /// True while calls are queued or running.
-    bool busy() const { return serving_.load() != next_.load(); }
+    bool busy() const { return turns().present() > 0; }
 
     /// Stands for this queue, as long as its works live.
     const void* key() const { return gate_.get(); }
@@ -115,8 +113,20 @@ class CallQueue {
     std::function<void()> on_interrupt;
 
   private:
+    /// Who is served and who is there, in one word: whoever comes learns both at once.
+    struct Turns {
+        static constexpr uint64_t caller = 1, call = uint64_t{1} << 16, served = uint64_t{1} << 40;
+        static constexpr uint32_t tickets = (1 << 24) - 1;  // a mask: they start again at 0
+
+        uint32_t callers() const { return word & 0xffff; }  // of the calls, those for the program
+        uint32_t present() const { return static_cast<uint32_t>(word >> 16) & tickets; }
+        uint32_t serving() const { return static_cast<uint32_t>(word >> 40); }
+        uint32_t next() const { return (serving() + present()) & tickets; }
+
+        uint64_t word;
+    };
     struct Item {
-        uint64_t ticket;
+        uint32_t ticket;
         std::function<void()> call;
         WorkPtr work;
         std::chrono::steady_clock::time_point due;  // for the queue's thread
@@ -134,9 +144,12 @@ class CallQueue {
         if (outer != nullptr && !outer->queued()) check_outside();
         return outer != nullptr;
     }
-    bool await_turn(uint64_t ticket, bool calls);
-    void leave() {
-        serving_.fetch_add(1);
+    Turns turns() const { return {turns_.load()}; }
+    /// Returns what was before: `next` is the ticket of this call.
+    Turns enter(bool calls) { return {turns_.fetch_add(Turns::call + (calls ? Turns::caller : 0))}; }
+    void await_turn(uint32_t ticket, bool calls);
+    void leave(bool calls) {
+        turns_.fetch_add(Turns::served - Turns::call - (calls ? Turns::caller : 0));
         if (waiting_.load() > 0) wake_waiters();
     }
     void wake_waiters();
@@ -150,11 +163,9 @@ class CallQueue {
     const std::string name_;
     const std::shared_ptr<Gate> gate_;
     std::mutex& mutex_;
-    std::atomic<uint64_t> next_{0};
-    std::atomic<uint64_t> serving_{0};
-    std::atomic<int> waiting_{0}, callers_waiting_{0};
-    std::atomic<bool> held_by_caller_{false};
-    std::condition_variable turn_;   // serving_ has changed
+    std::atomic<uint64_t> turns_{0};
+    std::atomic<int> waiting_{0};
+    std::condition_variable turn_;   // another call is served
     std::condition_variable items_;  // there is work, or no more will come
     BlockedThread* idle_ = nullptr;  // of the queue's thread, while no calls are queued
     std::deque<Item> queue_;
