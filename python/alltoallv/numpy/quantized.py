@@ -121,10 +121,11 @@ def quantized_all_reduce(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input, leaves)
-    scales = scale, comm_quant_scale_1, comm_quant_scale_2, offset
-    options = Options(*scales, coded, elements, gather, op, overflow, out_dtype, leaves=leaves)
-    rest = out, error_feedback, group, async_op, timeout
-    return _functions.quantized_all_reduce(input, options, *rest, Accuracy.asked(bound, max_error, bits, format))
+    scales, terms = (scale, comm_quant_scale_1, comm_quant_scale_2, offset), (coded, elements, gather, op, overflow)
+    accuracy = Accuracy.asked(bound, max_error, bits, format)
+    return _functions.quantized_all_reduce(
+        input, scales, terms, out_dtype, leaves, out, error_feedback, group, async_op, timeout, accuracy
+    )
 
 
 def quantized_reduce_scatter(

@@ -234,27 +234,36 @@ class Quantized(Generic[A]):
     def quantized_all_reduce(
         self,
         input: A,
-        options: Options,
+        scales: tuple[Any, Any, Any, Any],
+        terms: tuple[Any, Any, Any, Any, Any],
+        out_dtype: Any,
+        leaves: int | None,
         out: A | None,
         error_feedback: ErrorFeedback | None,
         group: Any,
         async_op: bool,
         timeout: float | None,
-        accuracy: Accuracy | None = None,
+        accuracy: Accuracy | None,
     ) -> Any:
-        """Sums vectors that travel as codes; the front ends' functions describe it and its like."""
+        """Sums vectors that travel as codes; the front ends' functions describe it and its like.
+
+        ``scales`` are the fields of `Options` up to the offset, ``terms`` those from the format to the overflow: most
+        calls need no `Options`, which take as long to make as a small call takes in the core.
+        """
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        plain = options.dynamic() and options.out_dtype is options.leaves is timeout is None
-        if self.at_once and plain and accuracy is None:
+        scale, scale_1, scale_2, offset = scales
+        plain = scale is scale_1 is scale_2 is offset is out_dtype is leaves is timeout is None
+        if plain and accuracy is None and self.at_once:
             states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
-            result = _core.quantized_all_reduce(comm.core, input, out, *options[4:9], states, bool(async_op))
+            result = _core.quantized_all_reduce(comm.core, input, out, *terms, states, bool(async_op))
             if result is not None and not async_op:
                 return result
             if result is not None:
                 output, work, used = result
                 return output, self.adapter.handle(comm, work, (output, used), lambda: output)
+        options = Options(*scales, *terms, out_dtype, leaves=leaves)
         if accuracy is not None:
             options = self.chosen(comm, "quantized_all_reduce", input, options, accuracy, error_feedback)
         with guard(comm, "quantized_all_reduce"):
@@ -353,7 +362,7 @@ class Quantized(Generic[A]):
         fields["group_size"] = grouping(arguments.get("group_size"), input, arguments.get("leaves"))
         options, group = Options(**fields), arguments.get("group")
         if operator == "quantized_all_reduce":
-            return self.quantized_all_reduce(input, options, None, None, group, False, None)
+            return self._sum(input, options, None, group, False)
         recvs = arguments.get("recv_counts")
         if operator == "quantized_reduce_scatter":
             return self.quantized_reduce_scatter(input, recvs, options, None, None, group, False, None)
@@ -412,6 +421,10 @@ class Quantized(Generic[A]):
     def _product(self, x: A, weight: A, leaves: int | None, size: int) -> A:
         return self.multiply(x, weight) if leaves is None else self.products(x, weight, leaves, size)
 
+    def _sum(self, input: A, options: Options, out: A | None, group: Any, async_op: bool) -> Any:
+        rest = options.out_dtype, options.leaves, out, None, group, async_op, None, None
+        return self.quantized_all_reduce(input, options[:4], options[4:9], *rest)
+
     def _linear(
         self, comm: Communicator, input: A, weight: A, bias: A | None, chunks: int | None, **settings: Any
     ) -> Any:
@@ -441,7 +454,7 @@ class Quantized(Generic[A]):
             leaves = settings["leaves"]
             product = self._product(flat, weight, leaves, comm.size) if undivided else None
         if product is not None:
-            parts = [self.quantized_all_reduce(product, options, None, None, comm, False, None)]
+            parts = [self._sum(product, options, None, comm, False)]
         else:
             begins, begun = range(0, rows, step), []
             with lockstep(comm, len(begins)):
@@ -449,7 +462,7 @@ class Quantized(Generic[A]):
                     with guard(comm, "quantized_all_reduce"):
                         part = self._product(flat[begin : begin + step], weight, leaves, comm.size)
                     out = part if leaves is None else None
-                    begun.append(self.quantized_all_reduce(part, options, out, None, comm, True, None))
+                    begun.append(self._sum(part, options, out, comm, True))
                 for _, handle in begun:
                     handle.wait()
             parts = [part for part, _ in begun]
